@@ -1,0 +1,1 @@
+"""AutoSP: a compiler that gives unmodified PyTorch training code sequence parallelism."""

@@ -1,0 +1,1 @@
+"""AutoSP Inspector: the trace database, its queries, exporters and the command line."""
