@@ -1,0 +1,32 @@
+#!/usr/bin/env bash
+# Sets up .venv, compiles a sample for four sequence-parallel ranks (a dry run: no GPU,
+# nothing allocated), prints the summary, draws the module graph, and, in a terminal,
+# opens the inspector on the recorded trace.
+#
+#     ./try.sh [--no-tui] [TARGET OPTION ...]
+#
+# TARGET and its options are those of `autosp-inspect record`; the default is
+#     samples/gpt.py --sp 4 --seq 8192 --gpu a100-80gb
+set -euo pipefail
+
+root=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
+open_tui=yes
+if [ "${1:-}" = --no-tui ]; then
+    open_tui=no
+    shift
+fi
+if [ $# -eq 0 ]; then
+    set -- "$root/samples/gpt.py" --sp 4 --seq 8192 --gpu a100-80gb
+fi
+
+"$root/scripts/setup.sh" samples
+
+inspect=$root/.venv/bin/autosp-inspect
+trace=$root/runs/try.autosp
+mkdir -p "$root/runs"
+"$inspect" record "$@" -o "$trace"
+"$inspect" summary "$trace"
+"$inspect" export "$trace" --svg "$root/runs/try.svg"
+if [ "$open_tui" = yes ] && [ -t 0 ] && [ -t 1 ]; then
+    exec "$inspect" show "$trace"
+fi
