@@ -50,6 +50,8 @@ class PassRow:
     nodes_removed: int
     nodes_changed: int
     decisions: int
+    message: str = ""
+    """Why the pass failed or was skipped."""
 
 
 @dataclass(frozen=True, slots=True)

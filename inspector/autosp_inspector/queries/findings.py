@@ -1,0 +1,25 @@
+"""What the user should know."""
+
+from __future__ import annotations
+
+from autosp_inspector.queries.node_rows import source_row
+from autosp_inspector.rows import FindingRow
+from autosp_inspector.trace import Trace
+
+_FINDINGS = """
+SELECT finding.code, finding.severity, finding.message, finding.node, finding.module,
+       file.value, source.line, function.value, line.value, finding.hint
+FROM finding
+LEFT JOIN source ON source.id = finding.source_id
+LEFT JOIN text AS file ON file.id = source.file_text
+LEFT JOIN text AS function ON function.id = source.function_text
+LEFT JOIN text AS line ON line.id = source.line_text
+ORDER BY CASE finding.severity WHEN 'error' THEN 0 WHEN 'warning' THEN 1 ELSE 2 END, finding.id
+"""
+
+
+def list_findings(trace: Trace) -> tuple[FindingRow, ...]:
+    """Errors first, then warnings, then the rest; each in the order of discovery."""
+    return tuple(
+        FindingRow(*row[:5], source_row(*row[5:9]), row[9]) for row in trace.fetch(_FINDINGS)
+    )

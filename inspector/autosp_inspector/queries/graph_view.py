@@ -1,0 +1,80 @@
+"""One graph as it was after one pass: which node versions, in which order."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from autosp_inspector.trace import Trace
+
+
+@dataclass(frozen=True, slots=True)
+class GraphView:
+    """The graph ``graph_id`` after pass ``pass_index``."""
+
+    graph_id: int
+    name: str
+    pass_index: int
+    node_ids: tuple[int, ...]
+    """Node versions in graph order."""
+    positions: Mapping[int, int]
+    """Node version -> place in ``node_ids``."""
+
+
+def graph_view(trace: Trace, graph: str, pass_index: int | None = None) -> GraphView | None:
+    """The view of ``graph``; None when it does not exist at that pass.
+
+    ``pass_index`` None is the latest pass of the latest compilation that has the graph.
+    """
+    located = _locate(trace, graph, pass_index)
+    if located is None:
+        return None
+    graph_id, effective_pass = located
+    return trace.cached(
+        ("view", graph_id, effective_pass),
+        lambda: _read_view(trace, graph_id, graph, effective_pass),
+    )
+
+
+def all_graph_ids(trace: Trace, graph: str) -> tuple[int, ...]:
+    """The graphs of this name of all compilations, in order."""
+    rows = trace.fetch("SELECT id FROM graph WHERE name = ? ORDER BY compilation", (graph,))
+    return tuple(number for (number,) in rows)
+
+
+def _locate(trace: Trace, graph: str, pass_index: int | None) -> tuple[int, int] | None:
+    """Graph id, and the last pass up to ``pass_index`` that touched that graph.
+
+    Passes that leave a graph alone share one view this way.
+    """
+    rows = trace.fetch(
+        "SELECT pass_graph.graph_id, pass_graph.pass_index FROM pass_graph"
+        " JOIN graph ON graph.id = pass_graph.graph_id"
+        " WHERE graph.name = ?1 AND (?2 IS NULL OR (pass_graph.pass_index <= ?2"
+        " AND graph.compilation = (SELECT compilation FROM pass WHERE pass_index <= ?2"
+        " ORDER BY pass_index DESC LIMIT 1)))"
+        " ORDER BY pass_graph.pass_index DESC LIMIT 1",
+        (graph, pass_index),
+    )
+    return rows[0] if rows else None
+
+
+def _read_view(trace: Trace, graph_id: int, name: str, pass_index: int) -> GraphView:
+    keys: dict[int, int] = dict(
+        trace.fetch(
+            "SELECT id, order_key FROM node WHERE graph_id = ?1 AND born_pass <= ?2"
+            " AND (died_pass IS NULL OR died_pass > ?2)",
+            (graph_id, pass_index),
+        )
+    )
+    moves = trace.fetch(
+        "SELECT node_id, order_key FROM move WHERE graph_id = ? AND pass_index <= ?"
+        " ORDER BY pass_index",
+        (graph_id, pass_index),
+    )
+    for node_id, order_key in moves:
+        if node_id in keys:
+            keys[node_id] = order_key
+    node_ids = tuple(sorted(keys, key=keys.__getitem__))
+    positions = {node_id: position for position, node_id in enumerate(node_ids)}
+    return GraphView(graph_id, name, pass_index, node_ids, positions)
