@@ -6,11 +6,17 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from autosp_inspector.export.grouping import Group, GroupingRequest, group_nodes
+from autosp_inspector.export.grouping import (
+    Group,
+    GroupingRequest,
+    group_nodes,
+    is_telling,
+)
+from autosp_inspector.export.labels import kind_text
 from autosp_inspector.export.layer_folds import Folds, fold_layers
 from autosp_inspector.export.module_graph import Box, CollectiveTotal, Frame, Link
 from autosp_inspector.export.module_tree import Scope, matched_paths, opened_paths
-from autosp_inspector.export.operators import describe_operators, is_layout_only, short_name
+from autosp_inspector.export.operators import describe_operators, short_name
 from autosp_inspector.rows import CollectiveRow, NodeRow
 
 MOST_LINKS_FROM_A_BOX = 6
@@ -189,8 +195,9 @@ class Canvas:
             return short_name(group.nodes[0].target), ""
         row = rows[0]
         route = f"{row.source_placement} → {row.target_placement}"
-        kind = row.kind.replace("_", "-")
-        return f"{kind} over {row.axis}", route if row.target_placement else ""
+        amount = f"{len(rows)} " if len(rows) > 1 else ""
+        title = f"{amount}{kind_text(row.kind)} over {row.axis}"
+        return title, route if row.target_placement else ""
 
     def _rows_of(self, group: Group) -> list[CollectiveRow]:
         rows = (self.collectives.get(node.name) for node in group.nodes)
@@ -316,7 +323,7 @@ def _other_placements(nodes: Iterable[NodeRow], main: str | None) -> tuple[str, 
 
 def _operator_title(group: Group) -> str:
     slices = [node for node in group.nodes if node.role == "slice"]
-    computing = [n for n in group.nodes if n.role != "slice" and not is_layout_only(n.target)]
+    computing = [node for node in group.nodes if node.role != "slice" and is_telling(node)]
     named = list(describe_operators(node.target for node in computing or group.nodes))
     if slices:
         if not computing:

@@ -137,8 +137,8 @@ def _totals_by_phase(
 
 
 def _facts(run: RunRow) -> tuple[str, ...]:
-    mesh = " × ".join(f"{axis} {size}" for axis, size in run.mesh.items())
-    facts = [f"mesh {mesh}"] if mesh else []
+    axes = {axis: size for axis, size in run.mesh.items() if size > 1} or run.mesh
+    facts = [" × ".join(f"{axis} {size}" for axis, size in axes.items())] if axes else []
     for key in ("seq", "batch", "dtype", "gpu"):
         value = run.config.get(key)
         if value is not None:

@@ -17,6 +17,8 @@ from autosp_inspector.export.module_tree import Scope
 from autosp_inspector.export.operators import is_layout_only
 from autosp_inspector.rows import CollectiveRow, NodeRow
 
+TRANSPORT_ROLES = frozenset({"collective", "wait", "pack", "unpack"})
+
 GroupKind = Literal["module", "operators", "collective", "input", "output"]
 
 
@@ -162,30 +164,41 @@ def _anchor_transport(request: GroupingRequest) -> dict[str, str]:
     wait count, so that the copies can be seen.
     """
     anchors: dict[str, str] = {}
-    for node in request.nodes:
-        scope = request.scope_of(node)
-        detailed = request.is_detailed(scope)
-        if not request.is_open(scope):
-            continue
+    movable = [node for node in request.nodes if _is_transport(node, request)]
+    for node in movable:
         if node.role == "collective":
             anchors[node.name] = node.name
-        elif node.role == "wait" or (node.role == "unpack" and not detailed):
-            carried = [name for name in request.inputs_of(node) if name in anchors]
-            if carried:
-                anchors[node.name] = anchors[carried[0]]
+            continue
+        carried = [name for name in request.inputs_of(node) if name in anchors]
+        if carried:
+            anchors[node.name] = anchors[carried[0]]
     users: dict[str, list[str]] = {}
     for node in request.nodes:
         for name in request.inputs_of(node):
             users.setdefault(name, []).append(node.name)
-    for node in reversed(request.nodes):
-        if node.role == "pack" and not request.is_detailed(request.scope_of(node)):
-            carried = [name for name in users.get(node.name, []) if name in anchors]
-            if carried:
-                anchors[node.name] = anchors[carried[0]]
+    for node in reversed(movable):
+        carried = [name for name in users.get(node.name, []) if name in anchors]
+        if carried and node.name not in anchors:
+            anchors[node.name] = anchors[carried[0]]
     return anchors
+
+
+def _is_transport(node: NodeRow, request: GroupingRequest) -> bool:
+    scope = request.scope_of(node)
+    if not request.is_open(scope):
+        return False
+    shown_apart = request.is_detailed(scope) and node.role in ("pack", "unpack")
+    return node.role in TRANSPORT_ROLES and not shown_apart
 
 
 def _is_hidden(group: Group, request: GroupingRequest) -> bool:
     if group.kind != "operators" or request.is_detailed(group.scope):
         return False
-    return all(node.role != "slice" and is_layout_only(node.target) for node in group.nodes)
+    return not any(is_telling(node) for node in group.nodes)
+
+
+def is_telling(node: NodeRow) -> bool:
+    """Whether a node does more than move a tensor's elements within one rank."""
+    if node.role in TRANSPORT_ROLES:
+        return node.role == "collective"
+    return node.role == "slice" or not is_layout_only(node.target)
