@@ -1,0 +1,1 @@
+"""The panes that views are made of."""
