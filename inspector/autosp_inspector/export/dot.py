@@ -115,7 +115,7 @@ def _add_contents(
         with drawing.subgraph(name=f"cluster_{frame.id}") as inner:
             inner.attr(
                 id=frame.id,
-                label=_frame_label(frame),
+                label=_frame_label(frame, fill=_FRAME_FILLS[level % 2]),
                 labeljust="l",
                 style="rounded,filled",
                 fillcolor=_FRAME_FILLS[level % 2],
@@ -184,7 +184,7 @@ def _collective_lines(box: Box, style: PlacementStyle) -> list[str]:
     return rows
 
 
-def _frame_label(frame: Frame) -> str:
+def _frame_label(frame: Frame, *, fill: str) -> str:
     times = f" ×{frame.repeat}" if frame.repeat > 1 else ""
     rows = [_line(frame.title + times, size=13, bold=True, color=_INK)]
     if frame.module_class:
@@ -193,7 +193,8 @@ def _frame_label(frame: Frame) -> str:
         each = " each" if frame.repeat > 1 else ""
         text = totals_text(frame.collectives) + each
         rows.append(_line(text, size=10, color=COLLECTIVE.ink))
-    return _table(rows)
+    # With a background, the label stays readable where a line passes behind it.
+    return _table(rows, fill=fill)
 
 
 def _heading(graph: ModuleGraph) -> str:
@@ -232,9 +233,10 @@ def _swatch(text: str, style: PlacementStyle) -> str:
     )
 
 
-def _table(rows: Sequence[str]) -> str:
-    inside = "".join(rows)
-    return f'<<TABLE BORDER="0" CELLBORDER="0" CELLSPACING="0" CELLPADDING="1">{inside}</TABLE>>'
+def _table(rows: Sequence[str], *, fill: str = "") -> str:
+    background = f' BGCOLOR="{fill}"' if fill else ""
+    attributes = f'BORDER="0" CELLBORDER="0" CELLSPACING="0" CELLPADDING="1"{background}'
+    return f"<<TABLE {attributes}>{''.join(rows)}</TABLE>>"
 
 
 def _line(text: str, *, size: int, color: str, bold: bool = False, italic: bool = False) -> str:

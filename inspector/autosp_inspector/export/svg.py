@@ -55,6 +55,7 @@ def finish_svg(drawn: str, *, title: str) -> str:
     root = ElementTree.fromstring(drawn)
     for group in root.iter(f"{{{_SVG}}}g"):
         _settle_tooltip(group)
+    _raise_frame_labels(root)
     for text in root.iter(f"{{{_SVG}}}text"):
         text.set("font-family", _FONT_FAMILIES)
     heading = root.find(f"./{{{_SVG}}}g/{{{_SVG}}}title")
@@ -84,3 +85,21 @@ def _settle_tooltip(group: ElementTree.Element) -> None:
         name.text = tooltip
     elif group.get("class") in ("edge", "node", "cluster"):
         group.remove(name)
+
+
+def _raise_frame_labels(root: ElementTree.Element) -> None:
+    """Move the labels of frames above the lines that cross them."""
+    drawing = root.find(f"{{{_SVG}}}g")
+    if drawing is None:
+        return
+    labels = ElementTree.Element(f"{{{_SVG}}}g", {"class": "frame-labels"})
+    for group in drawing.findall(f"{{{_SVG}}}g[@class='cluster']"):
+        outline_seen = False
+        for shape in list(group):
+            if shape.tag == f"{{{_SVG}}}title":
+                continue
+            if outline_seen:
+                group.remove(shape)
+                labels.append(shape)
+            outline_seen = True
+    drawing.append(labels)
