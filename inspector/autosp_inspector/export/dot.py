@@ -258,4 +258,6 @@ def _plain(text: str) -> str:
     """``text`` for a quoted attribute: no escape sequence, entity or tag in it acts."""
     lines = (visible_text(line) for line in text.split("\n"))
     safe = "\n".join(lines).replace("&", "&amp;")
-    return str(graphviz.escape(safe))
+    # A subclass of str that keeps the quoting code from seeing a label in "<...>".
+    escaped: str = graphviz.escape(safe)
+    return escaped

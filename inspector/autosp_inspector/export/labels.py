@@ -19,6 +19,7 @@ _SHORT_DTYPES = {
     "int64": "i64",
     "int32": "i32",
 }
+_ENTITIES = {"&": "&amp;", "<": "&lt;", ">": "&gt;", '"': "&quot;", "\\": r"\\"}
 # Control, surrogate, private and unassigned characters, and those that reorder text.
 _UNSAFE_CATEGORIES = frozenset({"Cc", "Cs", "Co", "Cn"})
 _REORDERING = frozenset(chr(code) for code in (*range(0x202A, 0x202F), *range(0x2066, 0x206A)))
@@ -39,17 +40,17 @@ def _visible(character: str) -> str:
 
 
 def html_text(text: str) -> str:
-    """``text`` for the inside of an HTML-like label."""
-    escaped = visible_text(text)
-    for character, entity in (("&", "&amp;"), ("<", "&lt;"), (">", "&gt;"), ('"', "&quot;")):
-        escaped = escaped.replace(character, entity)
-    return escaped
+    """``text`` for the inside of an HTML-like label.
+
+    A backslash is doubled: Graphviz replaces sequences like backslash-G even there.
+    """
+    return "".join(_ENTITIES.get(character, character) for character in visible_text(text))
 
 
 def wrap_name(name: str, *, width: int = 26, most_lines: int = 4) -> tuple[str, ...]:
     """Lines of at most ``width`` characters, broken after a separator where there is one."""
     lines: list[str] = []
-    rest = visible_text(name).strip()
+    rest = " ".join(visible_text(name).split())
     while rest and len(lines) < most_lines:
         if len(rest) <= width:
             lines.append(rest)
