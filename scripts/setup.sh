@@ -51,14 +51,20 @@ make_venv() {
     say "Making a virtual environment in .venv"
     # Debian keeps the part of venv that brings pip in a package of its own (python3-venv).
     # Without it, the environment is made bare and the system's pip fills it.
-    if "$base" -m venv "$venv" >/dev/null 2>&1; then
+    if ! "$base" -m venv "$venv" >/dev/null 2>&1; then
+        rm -rf "$venv"
+        "$base" -m venv --without-pip "$venv" >/dev/null 2>&1 ||
+            fail "cannot make a virtual environment in $venv." \
+                "On Debian: apt-get install python3-venv"
+    fi
+}
+
+ensure_pip() {
+    if "$python" -c 'import pip' 2>/dev/null || "$python" -m ensurepip >/dev/null 2>&1; then
         return
     fi
-    rm -rf "$venv"
-    "$base" -m venv --without-pip "$venv" ||
-        fail "cannot make a virtual environment in $venv. On Debian: apt-get install python3-venv"
-    "$base" -m pip --python "$python" install --quiet pip >&2 ||
-        fail "pip is missing. On Debian: apt-get install python3-venv python3-pip"
+    "$(find_python)" -m pip --python "$python" install --quiet pip >/dev/null 2>&1 ||
+        fail "there is no pip to fill $venv with. On Debian: apt-get install python3-pip"
 }
 
 pip_install() {
@@ -83,9 +89,13 @@ if [ -x "$python" ] && [ "$(cat "$stamp" 2>/dev/null)" = "$fingerprint" ]; then
     exit 0
 fi
 
-"$python" -c 'import pip' 2>/dev/null || { rm -rf "$venv" && make_venv; }
+if ! "$python" -c '' 2>/dev/null; then
+    rm -rf "$venv"
+    make_venv
+fi
 is_new_enough "$python" ||
     fail "the Python in $venv is older than 3.11; remove that folder and run this again"
+ensure_pip
 
 # torch comes first and by version: left to the other packages, pip would take the newest
 # release, which on Linux is a CUDA build of several GB.
