@@ -1,0 +1,10 @@
+"""The passes over the user's program, one a file; :data:`PROGRAM_PASSES` is their order."""
+
+from __future__ import annotations
+
+from autosp.passes.drop_causal_masks import DropCausalMasks
+from autosp.passes.share_kv_heads import ShareKvHeads
+from autosp.pipeline import Pass
+
+PROGRAM_PASSES: tuple[Pass, ...] = (DropCausalMasks(), ShareKvHeads())
+"""Rewrites with global shapes, before sharding."""

@@ -1,0 +1,186 @@
+"""The entries for training: ``torch.compile(model, backend=autosp.backend(...))`` and
+``autosp.compile(model, ...)``, on unmodified models and full inputs on each rank."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch.distributed.device_mesh import DeviceMesh
+from torch.fx import GraphModule
+
+import autosp
+from autosp.compilation import (
+    GRADIENT_CONVENTION,
+    PARTITIONERS,
+    RankCompilation,
+    derive_graphs,
+    lower_to_rank,
+)
+from autosp.errors import AutoSPError
+from autosp.events import Recorder, RunStarted, SilentRecorder
+from autosp.graph import WRAPPER_ATTRIBUTE
+from autosp.inner import inner_compiler
+from autosp.mesh import Mesh
+from autosp.outputs import OutputLeaf
+from autosp.pipeline import PassContext
+from autosp.placement import Shard
+from autosp.runtime.gathered import GatheredOnUse
+from autosp.runtime.groups import RankGroup, join_mesh
+
+
+class Backend:
+    """A ``torch.compile`` backend; one object serves all compilations of a model.
+
+    A second sequence length is a second compilation: shapes are static in each.
+    """
+
+    def __init__(
+        self,
+        group: RankGroup,
+        *,
+        inner: str,
+        partitioner: str,
+        recorder: Recorder,
+        padding_fill: str,
+    ) -> None:
+        self._group = group
+        self._inner = inner_compiler(inner)
+        self._partitioner = partitioner
+        self._context = PassContext(
+            group.mesh, recorder, group_name=group.name, padding_fill=padding_fill
+        )
+        self.compilations: list[RankCompilation] = []
+        recorder.record(_run_started(group, inner, partitioner))
+
+    def __call__(self, module: GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
+        _specialise(module)
+        self._context.compilation = len(self.compilations)
+        compilation = lower_to_rank(module, self._context)
+        self.compilations.append(compilation)
+        compiled = derive_graphs(
+            compilation, example_inputs, inner=self._inner, partitioner=self._partitioner
+        )
+        if not compilation.outputs.any_sharded:
+            return compiled
+        leaves, group = compilation.outputs.leaves, self._group.group
+
+        def run(*arguments: Any) -> Any:
+            results = compiled(*arguments)
+            return [_leave(r, leaf, group) for r, leaf in zip(results, leaves, strict=True)]
+
+        return run
+
+
+def _leave(result: Any, leaf: OutputLeaf | None, group: Any) -> Any:
+    if leaf is None or not isinstance(leaf.placement, Shard):
+        return result
+    return GatheredOnUse.wrap(
+        result, leaf.placement, leaf.shape, group, differentiable=leaf.differentiable
+    )
+
+
+def _specialise(module: GraphModule) -> None:
+    """Pin symbolic sizes to this call's; the guard makes another size a new compilation."""
+    for node in module.graph.nodes:
+        if node.op == "placeholder" and isinstance(node.meta.get("example_value"), torch.SymInt):
+            int(node.meta["example_value"])
+
+
+def _run_started(group: RankGroup, inner: str, partitioner: str) -> RunStarted:
+    return RunStarted(
+        autosp_version=autosp.__version__,
+        torch_version=torch.__version__,
+        mode="training",
+        rank=group.mesh.rank,
+        world_size=group.mesh.world_size,
+        mesh=group.mesh.axes,
+        model="",
+        config={"backend": inner, "partitioner": partitioner, "started_ns": time.time_ns()},
+        gradient_convention=GRADIENT_CONVENTION,
+    )
+
+
+def backend(
+    mesh: Mesh | DeviceMesh | None = None,
+    *,
+    inner: str = "inductor",
+    partitioner: str = "min-cut",
+    recorder: Recorder | None = None,
+    padding_fill: str = "last",
+) -> Backend:
+    """A backend for ``torch.compile``. Every rank must call it.
+
+    Args:
+        mesh: an :class:`autosp.Mesh`, a ``DeviceMesh`` with dims named ``dp`` and ``sp``,
+            or None: all ranks are one SP group.
+        inner: ``inductor`` or ``eager``: what compiles the forward and the backward graph.
+        partitioner: ``min-cut`` (saves what moves the fewest bytes) or ``default``
+            (recomputes nothing).
+        recorder: receives every decision and graph; see :mod:`autosp.events`.
+        padding_fill: ``last`` or ``first``: which valid row fills padding rows. The result
+            does not depend on it.
+
+    Raises:
+        MeshError: the mesh does not match the processes that run.
+        AutoSPError: an unknown inner compiler or partitioner.
+    """
+    if partitioner not in PARTITIONERS:
+        raise AutoSPError(
+            f"unknown partitioner {partitioner!r}", hint=f"Choose {' or '.join(PARTITIONERS)}"
+        )
+    return Backend(
+        join_mesh(mesh),
+        inner=inner,
+        partitioner=partitioner,
+        recorder=recorder or SilentRecorder(),
+        padding_fill=padding_fill,
+    )
+
+
+class _WithLoss(torch.nn.Module):
+    """The model and its loss as one region."""
+
+    def __init__(self, model: torch.nn.Module, loss: Callable[..., torch.Tensor]) -> None:
+        super().__init__()
+        setattr(self, WRAPPER_ATTRIBUTE, model)
+        self._loss = loss
+
+    def forward(self, *args: Any, targets: Any = None, **kwargs: Any) -> torch.Tensor:
+        return self._loss(getattr(self, WRAPPER_ATTRIBUTE)(*args, **kwargs), targets)
+
+
+def compile(  # noqa: A001  the name users expect beside torch.compile
+    model: torch.nn.Module,
+    mesh: Mesh | DeviceMesh | None = None,
+    *,
+    loss: Callable[..., torch.Tensor] | None = None,
+    inner: str = "inductor",
+    partitioner: str = "min-cut",
+    recorder: Recorder | None = None,
+    padding_fill: str = "last",
+) -> torch.nn.Module:
+    """Compile a model for sequence-parallel training; call the result like the model.
+
+    Args:
+        model: any module whose forward is one graph; it is not changed.
+        loss: ``loss(output, targets) -> scalar``, compiled together with the model so that
+            logits are never whole on a rank. The result is then called as
+            ``compiled(..., targets=targets)`` and returns the loss.
+        mesh, inner, partitioner, recorder, padding_fill: see :func:`backend`.
+
+    Raises:
+        AutoSPError: as :func:`backend`; errors of the compilation come with the first call.
+    """
+    entry = backend(
+        mesh,
+        inner=inner,
+        partitioner=partitioner,
+        recorder=recorder,
+        padding_fill=padding_fill,
+    )
+    region = model if loss is None else _WithLoss(model, loss)
+    compiled: torch.nn.Module = torch.compile(region, backend=entry, fullgraph=True, dynamic=False)
+    return compiled

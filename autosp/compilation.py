@@ -1,0 +1,263 @@
+"""One compilation: user's graph -> per-rank program -> joint -> forward and backward.
+
+Our backend owns AOTAutograd and the partition; an inner compiler receives *our* forward
+and backward graphs and never partitions again. What is recorded here is what runs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import torch
+from torch._functorch.aot_autograd import aot_module_simplified
+from torch._functorch.partitioners import default_partition, min_cut_rematerialization_partition
+from torch.fx import GraphModule, Node
+from torch.utils._pytree import tree_leaves
+
+from autosp.capture import CapturedProgram, capture
+from autosp.cost.step import CompiledStep
+from autosp.events import GraphSnapshot
+from autosp.graph import output_node, tensor_of
+from autosp.inner import InnerCompiler
+from autosp.outputs import OutputPlan, plan_outputs
+from autosp.passes import PROGRAM_PASSES
+from autosp.passes.shard import Shard
+from autosp.pipeline import PassContext, run_passes
+from autosp.records import (
+    ProgramView,
+    snapshot_derived,
+    snapshot_rank_program,
+    snapshot_user_program,
+)
+from autosp.sharding.propagate import ShardedProgram
+from autosp.verify import verify_program
+
+PartitionerName = Literal["min-cut", "default"]
+PARTITIONERS: dict[str, Callable[..., tuple[GraphModule, GraphModule]]] = {
+    "min-cut": min_cut_rematerialization_partition,
+    "default": default_partition,
+}
+
+GRADIENT_CONVENTION = (
+    "mean over the SP group: average gradients over all ranks (as DDP and ZeRO do); a "
+    "replicated output takes each rank's full cotangent, a sharded one its block times P"
+)
+
+
+@dataclass(slots=True)
+class RankCompilation:
+    """The per-rank program with what it came from."""
+
+    captured: CapturedProgram
+    sharded: ShardedProgram
+    outputs: OutputPlan
+    view: ProgramView
+    context: PassContext
+    graphs: Graphs = field(default_factory=lambda: Graphs())
+
+
+@dataclass(slots=True)
+class Graphs:
+    """The graphs torch derived, in the order in which they come into being."""
+
+    joint: GraphModule | None = None
+    forward: GraphModule | None = None
+    backward: GraphModule | None = None
+    num_forward_outputs: int = 0
+
+
+def lower_to_rank(module: GraphModule, context: PassContext) -> RankCompilation:
+    """Capture the user's graph and rewrite it for one rank.
+
+    Raises:
+        AutoSPError: a graph break, an unfit head count, nothing to shard ...
+    """
+    with context.running("capture", "trace the model to a pre-dispatch forward graph", {}) as index:
+        captured = capture(module)
+        verify_program(captured.program, "capture")
+        context.snapshot("program", lambda: snapshot_user_program(captured.program, index))
+    _report_functionalisation(captured, context)
+    program = run_passes(
+        captured.program,
+        PROGRAM_PASSES,
+        context,
+        snapshot=lambda p, c: snapshot_user_program(p, c.current_pass),
+        verify=lambda p, name: verify_program(p, name),
+    )
+    return _shard(captured, program, context)
+
+
+def _report_functionalisation(captured: CapturedProgram, context: PassContext) -> None:
+    """The capture makes in-place operators functional; say which."""
+    description = "in-place operators become functional ones"
+    with context.running("functionalise", description, {}) as index:
+        for mutation in captured.mutations:
+            context.decide(
+                "applied", "functionalise", "", "written as a new tensor", mutation,
+                rule="capture.capture",
+            )  # fmt: skip
+        if not captured.mutations:
+            context.decide(
+                "analysis", "functionalise", "", "nothing to do", "no operator writes in place",
+                rule="capture.capture",
+            )  # fmt: skip
+        context.snapshot("program", lambda: snapshot_user_program(captured.program, index))
+
+
+def _shard(
+    captured: CapturedProgram, program: GraphModule, context: PassContext
+) -> RankCompilation:
+    step = Shard()
+    with (
+        context.running(step.name, step.description, {"sp": context.mesh.sp}) as index,
+        torch._guards.tracing(None),
+        captured.fake_mode,
+        torch.no_grad(),
+    ):
+        sharded = step.run_sharding(program, context)
+        outputs = plan_outputs(sharded, context)
+        verify_program(sharded.program, step.name, num_ranks=context.mesh.sp)
+        view = ProgramView.of(program, sharded.program, sharded.values, context.mesh.sp)
+        context.snapshot("program", lambda: snapshot_rank_program(sharded.program, view, index))
+    return RankCompilation(captured, sharded, outputs, view, context)
+
+
+def derive_graphs(
+    compilation: RankCompilation,
+    example_inputs: Sequence[Any],
+    *,
+    inner: InnerCompiler,
+    partitioner: str,
+) -> Callable[..., Any]:
+    """Run AOTAutograd on the per-rank program and compile its two halves.
+
+    Returns the callable over flat inputs. The graphs are kept in ``compilation.graphs``.
+    """
+    context, graphs = compilation.context, compilation.graphs
+    joint_pass = context.running("joint", "derive the backward: one joint graph", {})
+    state = _PassState(joint_pass)
+
+    def partition(
+        joint: GraphModule, joint_inputs: Sequence[Any], **options: Any
+    ) -> tuple[GraphModule, GraphModule]:
+        graphs.joint = joint
+        _snapshot(compilation, "joint", joint, state.index)
+        state.close()
+        description = "split the joint graph: what is saved, what is recomputed"
+        with context.running("partition", description, {"partitioner": partitioner}) as index:
+            inner.prepare_joint(joint)
+            forward, backward = PARTITIONERS[partitioner](joint, joint_inputs, **options)
+            graphs.num_forward_outputs = int(options["num_fwd_outputs"])
+            graphs.forward, graphs.backward = forward, backward
+            _record_partition(compilation, index)
+        return forward, backward
+
+    def inference(module: GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
+        graphs.forward, graphs.backward = module, None
+        graphs.num_forward_outputs = len(tree_leaves(output_node(module.graph).args[0]))
+        _snapshot(compilation, "forward", module, state.index)
+        state.close()
+        return inner.compile_forward(module, inputs)
+
+    with state:
+        compiled: Callable[..., Any] = aot_module_simplified(
+            compilation.sharded.program,
+            example_inputs,
+            fw_compiler=inner.compile_forward,
+            bw_compiler=inner.compile_backward,
+            inference_compiler=inference,
+            partition_fn=partition,
+            decompositions=inner.decompositions(),
+            keep_inference_input_mutations=True,
+        )
+    return compiled
+
+
+class _PassState:
+    """A pass that begins here and ends inside a callback of torch."""
+
+    def __init__(self, running: Any) -> None:
+        self._running = running
+        self._open = False
+        self.index = -1
+
+    def __enter__(self) -> None:
+        self.index = self._running.__enter__()
+        self._open = True
+
+    def __exit__(self, *details: Any) -> bool | None:
+        if not self._open:
+            return None
+        self._open = False
+        result: bool | None = self._running.__exit__(*details)
+        return result
+
+    def close(self) -> None:
+        self.__exit__(None, None, None)
+
+
+def _snapshot(compilation: RankCompilation, name: Any, module: GraphModule, index: int) -> None:
+    context = compilation.context
+    context.snapshot(name, lambda: snapshot_derived(name, module, compilation.view, index))
+
+
+def _record_partition(compilation: RankCompilation, index: int) -> None:
+    context, graphs, view = compilation.context, compilation.graphs, compilation.view
+    assert graphs.forward is not None and graphs.backward is not None
+    saved = saved_tensors(graphs.forward, graphs.num_forward_outputs)
+    recomputed = recomputed_nodes(graphs.forward, graphs.backward)
+    saved_bytes = sum(_num_bytes(node) for node in saved if node.op != "placeholder")
+    context.decide(
+        "applied",
+        "saved-tensors",
+        "",
+        f"{len(saved)} tensors saved ({saved_bytes / 2**20:.1f} MiB without inputs), "
+        f"{len(recomputed)} operators recomputed in the backward",
+        "the partition that moves the fewest bytes",
+        rule="compilation.partition",
+    )
+    names = frozenset(node.name for node in saved)
+
+    def build(name: Any, module: GraphModule, again: frozenset[str]) -> GraphSnapshot:
+        return snapshot_derived(name, module, view, index, saved=names, recomputed=again)
+
+    forward, backward = graphs.forward, graphs.backward
+    context.snapshot("forward", lambda: build("forward", forward, frozenset()))
+    context.snapshot("backward", lambda: build("backward", backward, recomputed))
+
+
+def saved_tensors(forward: GraphModule, num_outputs: int) -> list[Node]:
+    """The nodes that the forward keeps for the backward."""
+    returned = tree_leaves(output_node(forward.graph).args[0])
+    return [node for node in returned[num_outputs:] if isinstance(node, Node)]
+
+
+def recomputed_nodes(forward: GraphModule, backward: GraphModule) -> frozenset[str]:
+    """Nodes of the backward that repeat one of the forward (same name, computed again)."""
+    computed = {node.name for node in forward.graph.nodes if node.op == "call_function"}
+    return frozenset(
+        node.name
+        for node in backward.graph.nodes
+        if node.op == "call_function" and node.name in computed
+    )
+
+
+def _num_bytes(node: Node) -> int:
+    tensor = tensor_of(node)
+    return 0 if tensor is None else int(tensor.numel()) * tensor.element_size()
+
+
+def compiled_step(compilation: RankCompilation) -> CompiledStep:
+    """The step as the estimates read it."""
+    graphs, inputs = compilation.graphs, compilation.captured.inputs
+    assert graphs.forward is not None, "derive_graphs has not run"
+    return CompiledStep(
+        forward=graphs.forward,
+        backward=graphs.backward,
+        input_kinds=tuple(i.kind for i in inputs),
+        input_names=tuple(i.name for i in inputs),
+        trainable=tuple(i.trainable for i in inputs),
+        num_forward_outputs=graphs.num_forward_outputs,
+    )

@@ -1,0 +1,102 @@
+"""What leaves the compiled region: full to whoever reads it, communicated only if read.
+
+A sharded output leaves as this rank's block, wrapped so that its first use gathers it
+(:mod:`autosp.runtime.gathered`). When the program returns its own scalar loss, its other
+sharded floating outputs (logits) carry no gradient: nothing then has to be kept, or
+filled with zeros, for their cotangents. Backpropagating through one is an error that
+names the option; it is never a silent zero.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch.fx import Node
+from torch.utils._pytree import tree_leaves
+
+from autosp.graph import CUSTOM_KEY, TAG_KEY, output_node, tensor_of
+from autosp.pipeline import PassContext
+from autosp.placement import Placement, Shard
+from autosp.sharding.propagate import ShardedProgram
+
+aten = torch.ops.aten
+
+
+@dataclass(frozen=True, slots=True)
+class OutputLeaf:
+    """One tensor that the program returns."""
+
+    placement: Placement
+    shape: tuple[int, ...]
+    """Global shape."""
+    differentiable: bool
+
+
+@dataclass(frozen=True, slots=True)
+class OutputPlan:
+    """Per leaf of the output; None for what is not a tensor."""
+
+    leaves: tuple[OutputLeaf | None, ...]
+
+    @property
+    def any_sharded(self) -> bool:
+        return any(leaf is not None and isinstance(leaf.placement, Shard) for leaf in self.leaves)
+
+
+def plan_outputs(sharded: ShardedProgram, context: PassContext) -> OutputPlan:
+    """Decide how each output leaves; detaches logits beside a loss (changes the program)."""
+    output = output_node(sharded.program.graph)
+    nodes = [leaf for leaf in tree_leaves(output.args[0]) if isinstance(leaf, Node)]
+    has_loss = any(_is_scalar_loss(node) for node in nodes)
+    leaves: list[OutputLeaf | None] = []
+    for node, placement in zip(nodes, sharded.output_placements, strict=True):
+        tensor = tensor_of(node)
+        if placement is None or tensor is None:
+            leaves.append(None)
+            continue
+        is_block = isinstance(placement, Shard) and tensor.is_floating_point()
+        differentiable = not (has_loss and is_block)
+        if is_block:
+            _announce(node, placement, context, differentiable)
+        if not differentiable:
+            _detach(sharded, node, output)
+        leaves.append(OutputLeaf(placement, _global_shape(node), differentiable))
+    sharded.program.recompile()
+    return OutputPlan(tuple(leaves))
+
+
+def _is_scalar_loss(node: Node) -> bool:
+    tensor = tensor_of(node)
+    return tensor is not None and tensor.dim() == 0 and tensor.is_floating_point()
+
+
+def _global_shape(node: Node) -> tuple[int, ...]:
+    tag = node.meta.get(TAG_KEY)
+    if tag is not None and tag.global_shape is not None:
+        return tuple(tag.global_shape)
+    return tuple(node.meta["val"].shape)
+
+
+def _detach(sharded: ShardedProgram, node: Node, output: Node) -> None:
+    graph = sharded.program.graph
+    with graph.inserting_before(output):
+        detached = graph.call_function(aten.detach.default, (node,))
+    detached.meta.update(node.meta)
+    detached.meta["custom"] = {CUSTOM_KEY: detached.name}
+    output.replace_input_with(node, detached)
+
+
+def _announce(node: Node, placement: Placement, context: PassContext, differentiable: bool) -> None:
+    tag = node.meta.get(TAG_KEY)
+    reason = "outputs that nobody reads are not gathered"
+    if not differentiable:
+        reason += "; the program returns its own loss, so this output carries no gradient"
+    context.decide(
+        "applied",
+        "output",
+        tag.origin if tag else node.name,
+        f"leaves as {placement}, gathered when read",
+        reason,
+        rule="outputs.plan_outputs",
+    )

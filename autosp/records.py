@@ -1,0 +1,309 @@
+"""Graphs as plain records for an observer. Nothing here runs when nobody observes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch.fx import GraphModule, Node
+
+from autosp.capture import GraphInput
+from autosp.events import (
+    CollectiveRecord,
+    GraphName,
+    GraphSnapshot,
+    NodeRecord,
+    NodeRole,
+    Phase,
+    SourceLocation,
+)
+from autosp.graph import (
+    LocalTag,
+    collective_kind,
+    is_wait,
+    local_origin,
+    local_tag,
+    module_of,
+    source_location,
+    tensor_of,
+)
+from autosp.placement import Placement, local_shape
+from autosp.sharding.propagate import LocalValue
+
+_SWAPPED: dict[NodeRole, NodeRole] = {"pack": "unpack", "unpack": "pack"}
+"""The derivative of a pack is an unpack, and the other way round."""
+
+
+@dataclass(frozen=True, slots=True)
+class ProgramView:
+    """What is needed to describe graphs derived from the per-rank program."""
+
+    tags: Mapping[str, LocalTag]
+    """Per-rank program's node -> tag."""
+    placed: Mapping[str, tuple[Placement, tuple[int, ...]]]
+    """User node -> placement and global shape of its value."""
+    locations: Mapping[str, tuple[str, str, SourceLocation | None]]
+    """User node -> module path, module class, source."""
+    num_ranks: int
+
+    @staticmethod
+    def of(
+        user_program: GraphModule,
+        rank_program: GraphModule,
+        values: Mapping[str, LocalValue],
+        num_ranks: int,
+    ) -> ProgramView:
+        tags = {n.name: tag for n in rank_program.graph.nodes if (tag := local_tag(n))}
+        placed = {name: (v.placement, v.shape) for name, v in values.items()}
+        locations = {n.name: _location(n) for n in user_program.graph.nodes}
+        return ProgramView(tags, placed, locations, num_ranks)
+
+
+def _location(node: Node) -> tuple[str, str, SourceLocation | None]:
+    return (*module_of(node), source_location(node))
+
+
+def snapshot_user_program(program: GraphModule, pass_index: int) -> GraphSnapshot:
+    """The forward graph with global shapes, before sharding."""
+    return GraphSnapshot(
+        pass_index, "program", tuple(_user_node(node) for node in program.graph.nodes)
+    )
+
+
+def _user_node(node: Node) -> NodeRecord:
+    module, module_class, source = _location(node)
+    tensor = tensor_of(node)
+    return NodeRecord(
+        name=node.name,
+        op=node.op,
+        target=_target_name(node),
+        inputs=tuple(i.name for i in node.all_input_nodes),
+        role=_plain_role(node),
+        phase="forward",
+        dtype=_dtype(tensor),
+        global_shape=_shape(tensor),
+        local_shape=_shape(tensor),
+        local_bytes=_num_bytes(tensor),
+        module=module,
+        module_class=module_class,
+        source=source,
+        origins=(node.name,),
+    )
+
+
+def snapshot_rank_program(
+    program: GraphModule, view: ProgramView, pass_index: int
+) -> GraphSnapshot:
+    """The program of one rank: placements, local shapes, the nodes that were added."""
+    nodes = tuple(_rank_node(node, view) for node in program.graph.nodes)
+    collectives = tuple(
+        record
+        for node in program.graph.nodes
+        if (record := _collective(node, local_tag(node), view, "forward")) is not None
+    )
+    return GraphSnapshot(pass_index, "program", nodes, collectives)
+
+
+def _rank_node(node: Node, view: ProgramView) -> NodeRecord:
+    tag = local_tag(node)
+    origin = tag.origin if tag else node.name
+    module, module_class, source = view.locations.get(origin, ("", "", None))
+    tensor = tensor_of(node)
+    return NodeRecord(
+        name=node.name,
+        op=node.op,
+        target=_target_name(node),
+        inputs=tuple(i.name for i in node.all_input_nodes),
+        role=tag.role if tag else _plain_role(node),
+        phase="forward",
+        dtype=_dtype(tensor),
+        global_shape=tag.global_shape if tag else None,
+        local_shape=_shape(tensor),
+        placement=str(tag.placement) if tag and tag.placement is not None else None,
+        local_bytes=_num_bytes(tensor),
+        module=module,
+        module_class=module_class,
+        source=source,
+        origins=(origin,),
+        reason=tag.reason if tag else "",
+    )
+
+
+def snapshot_derived(
+    graph_name: GraphName,
+    module: GraphModule,
+    view: ProgramView,
+    pass_index: int,
+    *,
+    saved: frozenset[str] = frozenset(),
+    recomputed: frozenset[str] = frozenset(),
+) -> GraphSnapshot:
+    """A graph that torch derived from the per-rank program (joint, forward, backward)."""
+    nodes: list[NodeRecord] = []
+    collectives: list[CollectiveRecord] = []
+    for node in module.graph.nodes:
+        phase = phase_of(node, graph_name)
+        tag = tag_of(node, view)
+        nodes.append(_derived_node(node, tag, view, phase, saved, recomputed))
+        record = _collective(node, tag, view, phase)
+        if record is not None:
+            collectives.append(record)
+    return GraphSnapshot(pass_index, graph_name, tuple(nodes), tuple(collectives))
+
+
+def phase_of(node: Node, graph_name: GraphName) -> Phase:
+    if graph_name != "joint":
+        return "backward" if graph_name == "backward" else "forward"
+    return "backward" if node.meta.get("partitioner_tag") == "is_backward" else "forward"
+
+
+def tag_of(node: Node, view: ProgramView) -> LocalTag | None:
+    """The tag of the per-rank program's node that a derived node comes from."""
+    name = local_origin(node)
+    if name is None and node.op == "placeholder":
+        name = node.name
+    return view.tags.get(name) if name else None
+
+
+def _derived_node(
+    node: Node,
+    tag: LocalTag | None,
+    view: ProgramView,
+    phase: Phase,
+    saved: frozenset[str],
+    recomputed: frozenset[str],
+) -> NodeRecord:
+    origin = tag.origin if tag else ""
+    module, module_class, source = view.locations.get(origin) or _location(node)
+    tensor = tensor_of(node)
+    placement, global_shape = _inherited_placement(tensor, origin, view)
+    return NodeRecord(
+        name=node.name,
+        op=node.op,
+        target=_target_name(node),
+        inputs=tuple(i.name for i in node.all_input_nodes),
+        role=_derived_role(node, tag, phase),
+        phase=phase,
+        dtype=_dtype(tensor),
+        global_shape=global_shape,
+        local_shape=_shape(tensor),
+        placement=placement,
+        local_bytes=_num_bytes(tensor),
+        module=module,
+        module_class=module_class,
+        source=source,
+        origins=(origin,) if origin else (),
+        saved=node.name in saved,
+        recomputed=node.name in recomputed,
+        reason=tag.reason if tag else "",
+    )
+
+
+def _inherited_placement(
+    tensor: torch.Tensor | None, origin: str, view: ProgramView
+) -> tuple[str | None, tuple[int, ...] | None]:
+    """A derived node of the shape of its origin's local value lies as that value does."""
+    placed = view.placed.get(origin)
+    if tensor is None or placed is None:
+        return None, None
+    placement, shape = placed
+    if local_shape(shape, placement, view.num_ranks) != tuple(tensor.shape):
+        return None, None
+    return str(placement), shape
+
+
+def _derived_role(node: Node, tag: LocalTag | None, phase: Phase) -> NodeRole:
+    if node.op != "call_function":
+        return _plain_role(node)
+    if collective_kind(node) is not None:
+        return "collective"
+    if is_wait(node):
+        return "wait"
+    role = tag.role if tag else "compute"
+    if role in ("collective", "wait"):
+        return "compute"
+    return _SWAPPED.get(role, role) if phase == "backward" else role
+
+
+def _collective(
+    node: Node, tag: LocalTag | None, view: ProgramView, phase: Phase
+) -> CollectiveRecord | None:
+    kind = collective_kind(node)
+    if kind is None:
+        return None
+    origin = tag.origin if tag else ""
+    module = view.locations.get(origin, ("", "", None))[0]
+    source = node.args[0]
+    sent = tensor_of(source) if isinstance(source, Node) else None
+    received = tensor_of(node)
+    carried = received if kind == "all_gather" else sent
+    details = tag.collective if tag else None
+    reason = tag.reason if tag else "in the user's program"
+    return CollectiveRecord(
+        node=node.name,
+        kind=kind,
+        phase=phase,
+        origin="implicit" if tag else "explicit",
+        axis=details.axis if details else "sp",
+        group_size=details.group_size if details else view.num_ranks,
+        bytes=_num_bytes(carried) or 0,
+        dtype=_dtype(carried) or "",
+        module=module,
+        cause=origin,
+        reason=reason if phase == "forward" else f"derivative of: {reason}",
+        source_placement=details.source_placement if details else "",
+        target_placement=details.target_placement if details else "",
+    )
+
+
+def _plain_role(node: Node) -> NodeRole:
+    match node.op:
+        case "placeholder":
+            return "input"
+        case "get_attr":
+            return "constant"
+        case "output":
+            return "output"
+        case _:
+            return "collective" if collective_kind(node) else "compute"
+
+
+def _target_name(node: Node) -> str:
+    given = node.meta.get("autosp_input")
+    if isinstance(given, GraphInput):
+        return given.name
+    if isinstance(node.target, torch._ops.OpOverload):
+        return str(node.target)
+    if callable(node.target):
+        return getattr(node.target, "__name__", str(node.target))
+    return str(node.target)
+
+
+_DTYPE_NAMES: dict[torch.dtype, str] = {
+    torch.float64: "f64",
+    torch.float32: "f32",
+    torch.float16: "f16",
+    torch.bfloat16: "bf16",
+    torch.int64: "i64",
+    torch.int32: "i32",
+    torch.uint8: "u8",
+    torch.bool: "bool",
+}
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    """``bf16``, ``f32``, ``i64`` ...; torch's own name for rarer ones."""
+    return _DTYPE_NAMES.get(dtype) or str(dtype).removeprefix("torch.")
+
+
+def _dtype(tensor: torch.Tensor | None) -> str | None:
+    return None if tensor is None else dtype_name(tensor.dtype)
+
+
+def _shape(tensor: torch.Tensor | None) -> tuple[int, ...] | None:
+    return None if tensor is None else tuple(int(size) for size in tensor.shape)
+
+
+def _num_bytes(tensor: torch.Tensor | None) -> int | None:
+    return None if tensor is None else int(tensor.numel()) * tensor.element_size()

@@ -1,0 +1,163 @@
+"""Sharded outputs that become whole when they are read.
+
+The wrapper answers questions about shape, dtype and device at once; any operator on it
+first gathers the blocks of the SP group (a collective: every rank must read it).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.utils._pytree import tree_map
+
+from autosp.errors import AutoSPError
+from autosp.placement import Shard
+
+
+class BackwardThroughLogitsError(AutoSPError):
+    """A gradient was asked of an output that was compiled without one."""
+
+
+def gather_blocks(local: torch.Tensor, cut: Shard, size: int, group: Any) -> torch.Tensor:
+    """All blocks of a cut dim, padding removed.
+
+    Args:
+        local: this rank's block, ``[..., outer*block*inner, ...]``.
+        cut: how the dim is cut.
+        size: global size of the dim.
+        group: the process group of the axis.
+    """
+    num_ranks = dist.get_world_size(group)
+    block = cut.block(num_ranks)
+    inner = size // (cut.outer * cut.atom)
+    sent = local.detach().contiguous()
+    blocks = sent.new_empty((num_ranks, *sent.shape))
+    dist.all_gather_into_tensor(blocks.flatten(0, 1) if sent.dim() else blocks, sent, group=group)
+    shape = list(local.shape)
+    dim = cut.dim
+    split = [*shape[:dim], cut.outer, block, inner, *shape[dim + 1 :]]
+    whole = blocks.reshape(num_ranks, *split).movedim(0, dim + 1).flatten(dim + 1, dim + 2)
+    whole = whole.narrow(dim + 1, 0, cut.atom)
+    return whole.reshape(*shape[:dim], size, *shape[dim + 1 :]).contiguous()
+
+
+def own_block(whole: torch.Tensor, cut: Shard, num_ranks: int, rank: int) -> torch.Tensor:
+    """This rank's block of a whole tensor; padding rows are zero (for cotangents)."""
+    dim, block = cut.dim, cut.block(num_ranks)
+    inner = whole.shape[dim] // (cut.outer * cut.atom)
+    shape = list(whole.shape)
+    atoms = whole.reshape(*shape[:dim], cut.outer, cut.atom, inner, *shape[dim + 1 :])
+    padded_shape = list(atoms.shape)
+    padded_shape[dim + 1] = block
+    result = atoms.new_zeros(padded_shape)
+    start, stop = min(rank * block, cut.atom), min((rank + 1) * block, cut.atom)
+    result.narrow(dim + 1, 0, stop - start).copy_(atoms.narrow(dim + 1, start, stop - start))
+    return result.reshape(*shape[:dim], cut.outer * block * inner, *shape[dim + 1 :])
+
+
+class _Gather(torch.autograd.Function):
+    """Blocks -> whole. Backward: own block of the cotangent, times P (mean convention)."""
+
+    @staticmethod
+    def forward(ctx: Any, local: torch.Tensor, cut: Shard, size: int, group: Any) -> torch.Tensor:
+        ctx.details = (cut, group)
+        return gather_blocks(local, cut, size, group)
+
+    @staticmethod
+    def backward(ctx: Any, *cotangents: torch.Tensor) -> Any:
+        cut, group = ctx.details
+        num_ranks, rank = dist.get_world_size(group), dist.get_rank(group)
+        return own_block(cotangents[0], cut, num_ranks, rank) * num_ranks, None, None, None
+
+
+class _NoGradient(torch.autograd.Function):
+    """Passes a value on; asking for its gradient is an error with the remedy."""
+
+    @staticmethod
+    def forward(ctx: Any, whole: torch.Tensor, anchor: torch.Tensor) -> torch.Tensor:
+        del anchor
+        return whole.view_as(whole)
+
+    @staticmethod
+    def backward(ctx: Any, *cotangents: torch.Tensor) -> Any:
+        raise BackwardThroughLogitsError(
+            "this output was compiled without a gradient, because the model returns its own loss",
+            hint="Compute every loss term inside the model, or pass loss=... to autosp.compile",
+        )
+
+
+class GatheredOnUse(torch.Tensor):
+    """A sharded output: the global shape outside, this rank's block inside."""
+
+    local: torch.Tensor
+    cut: Shard
+    group: Any
+    differentiable: bool
+
+    @staticmethod
+    def wrap(
+        local: torch.Tensor, cut: Shard, shape: tuple[int, ...], group: Any, *, differentiable: bool
+    ) -> GatheredOnUse:
+        wrapper = torch.Tensor._make_wrapper_subclass(
+            GatheredOnUse, shape, dtype=local.dtype, device=local.device, requires_grad=False
+        )
+        assert isinstance(wrapper, GatheredOnUse)
+        wrapper.local, wrapper.cut, wrapper.group = local, cut, group
+        wrapper.differentiable = differentiable
+        return wrapper
+
+    def full(self) -> torch.Tensor:
+        """The whole tensor. Communicates: every rank of the SP group must call it."""
+        size = self.shape[self.cut.dim]
+        if self.differentiable:
+            whole: torch.Tensor = _Gather.apply(self.local, self.cut, size, self.group)
+            return whole
+        gathered = gather_blocks(self.local, self.cut, size, self.group)
+        if not torch.is_grad_enabled() or not gathered.is_floating_point():
+            return gathered
+        anchor = torch.zeros((), device=gathered.device, requires_grad=True)
+        guarded: torch.Tensor = _NoGradient.apply(gathered, anchor)
+        return guarded
+
+    def __repr__(self, **_: Any) -> str:
+        block = list(self.local.shape)
+        return f"GatheredOnUse(shape={list(self.shape)}, block={block}, dtype={self.dtype})"
+
+    @classmethod
+    def __torch_function__(
+        cls, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        if func in _DESCRIPTIONS:
+            return super().__torch_function__(func, types, args, kwargs or {})
+        args, kwargs = tree_map(_whole, (args, kwargs or {}))
+        return func(*args, **kwargs)
+
+    @classmethod
+    def __torch_dispatch__(
+        cls, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        args, kwargs = tree_map(_whole, (args, kwargs or {}))
+        return func(*args, **kwargs)
+
+
+_DESCRIPTIONS = frozenset(
+    {
+        torch.Tensor.shape.__get__,
+        torch.Tensor.dtype.__get__,
+        torch.Tensor.device.__get__,
+        torch.Tensor.ndim.__get__,
+        torch.Tensor.layout.__get__,
+        torch.Tensor.size,
+        torch.Tensor.dim,
+        torch.Tensor.numel,
+        torch.Tensor.is_floating_point,
+    }
+)
+"""What can be told without communication."""
+
+
+def _whole(argument: Any) -> Any:
+    return argument.full() if isinstance(argument, GatheredOnUse) else argument

@@ -1,0 +1,112 @@
+"""Builds the per-rank program: each operator runs on local fake tensors as it is emitted.
+
+Running while building makes every slip visible at once: an operator that is given the
+wrong local shapes fails here, and :mod:`autosp.sharding.propagate` compares the result
+with what the placement promises.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch.fx import Graph, Node
+from torch.fx.node import map_aggregate
+
+from autosp.events import NodeRole
+from autosp.graph import CUSTOM_KEY, TAG_KEY, LocalTag, meta_of
+from autosp.mesh import Mesh
+from autosp.placement import Placement
+
+
+@dataclass(frozen=True, slots=True)
+class Value:
+    """A tensor of the user's program as it exists on the ranks."""
+
+    node: Node
+    placement: Placement
+    shape: tuple[int, ...]
+    """Global shape."""
+
+    @property
+    def local(self) -> torch.Tensor:
+        """The fake tensor one rank holds."""
+        tensor: torch.Tensor = self.node.meta["val"]
+        return tensor
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.local.dtype
+
+
+@dataclass(slots=True)
+class ProgramBuilder:
+    """Appends nodes to the per-rank graph on behalf of one node of the user's program."""
+
+    graph: Graph
+    mesh: Mesh
+    group_name: str
+    padding_fill: str
+    origin: Node | None = None
+    _role: NodeRole = "compute"
+    _reason: str = ""
+
+    @property
+    def num_ranks(self) -> int:
+        return self.mesh.sp
+
+    @property
+    def rank(self) -> int:
+        return self.mesh.sp_rank
+
+    @contextmanager
+    def on_behalf_of(self, origin: Node) -> Iterator[None]:
+        """Nodes emitted inside belong to ``origin`` and inherit its source and module."""
+        before = self.origin
+        self.origin = origin
+        try:
+            yield
+        finally:
+            self.origin = before
+
+    @contextmanager
+    def role(self, role: NodeRole, reason: str = "") -> Iterator[None]:
+        """Nodes emitted inside play ``role``, for ``reason``."""
+        before = (self._role, self._reason)
+        self._role, self._reason = role, reason or self._reason
+        try:
+            yield
+        finally:
+            self._role, self._reason = before
+
+    def emit(self, target: Any, *args: Any, **kwargs: Any) -> Node:
+        """Append one operator and run it on the local fakes."""
+        node = self.graph.call_function(target, args, kwargs, name=self._name())
+        fake_args, fake_kwargs = map_aggregate((args, kwargs), _fake_value)  # type: ignore[misc]
+        node.meta["val"] = target(*fake_args, **fake_kwargs)
+        self.tag(node)
+        return node
+
+    def tag(self, node: Node, **changes: Any) -> None:
+        """Attach what is known of a node: its origin's source and module, role, reason."""
+        assert self.origin is not None
+        node.meta.update(meta_of(self.origin))
+        tag = LocalTag(origin=self.origin.name, role=self._role, reason=self._reason)
+        node.meta[TAG_KEY] = replace(tag, **changes) if changes else tag
+        node.meta["custom"] = {CUSTOM_KEY: node.name}
+
+    def amend(self, node: Node, **changes: Any) -> None:
+        """Change fields of a node's tag."""
+        node.meta[TAG_KEY] = replace(node.meta[TAG_KEY], **changes)
+
+    def _name(self) -> str | None:
+        if self._role in ("compute", "loss") and self.origin is not None:
+            return self.origin.name
+        return None
+
+
+def _fake_value(argument: Any) -> Any:
+    return argument.meta["val"] if isinstance(argument, Node) else argument

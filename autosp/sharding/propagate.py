@@ -1,0 +1,360 @@
+"""One forward walk: assigns a placement to every node and emits the per-rank program.
+
+Integers stay replicated until they meet a sharded operand (*lazy slicing*), so label
+shifts, positions and masks need no rules and shard edges are right by construction. After
+each rule the emitted local shape is compared with ``global shape + placement``.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections import Counter
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch.fx import Graph, GraphModule, Node
+from torch.fx.node import map_aggregate
+
+from autosp.errors import RandomnessError, VerificationError
+from autosp.events import Alternative, Finding
+from autosp.graph import TAG_KEY, LocalTag, module_path, shape_of, source_location, tensor_of
+from autosp.pipeline import PassContext
+from autosp.placement import REPLICATE, Partial, Placement, Shard, local_shape, shard_dim
+from autosp.sharding.builder import ProgramBuilder, Value
+from autosp.sharding.operation import NoRule, Operation
+from autosp.sharding.redistribute import CannotRedistribute, redistribute
+from autosp.sharding.rules import rule_for
+from autosp.sharding.seeds import Seed, attention_sites, find_seeds
+
+aten = torch.ops.aten
+
+SEQUENCE_LABEL = "seq"
+
+
+@dataclass(frozen=True, slots=True)
+class LocalValue:
+    """Where the value of a node of the user's program is in the per-rank program."""
+
+    node: str
+    placement: Placement
+    shape: tuple[int, ...]
+    """Global shape."""
+
+
+@dataclass(frozen=True, slots=True)
+class ShardedProgram:
+    """The program of one rank."""
+
+    program: GraphModule
+    values: dict[str, LocalValue]
+    """User node name -> its value; only nodes that survive in the program."""
+    output_placements: tuple[Placement | None, ...]
+    """Per leaf of the output; None for what is not a tensor."""
+    num_attention_sites: int
+    fallbacks: Counter[str]
+    """Operator -> how often it took the all-gather path."""
+
+
+def shard(program: GraphModule, context: PassContext) -> ShardedProgram:
+    """Rewrite the user's program for one rank of the SP group.
+
+    Raises:
+        ShardingError: nothing can be sharded, or the heads do not fit the degree.
+        RandomnessError: an operator draws random numbers.
+        VerificationError: a rule broke the contract of placements and shapes.
+    """
+    return _Walk(program, context).run()
+
+
+class _Walk:
+    def __init__(self, program: GraphModule, context: PassContext) -> None:
+        self._program = program
+        self._context = context
+        self._graph = Graph()
+        self._builder = ProgramBuilder(
+            self._graph, context.mesh, context.group_name, context.padding_fill
+        )
+        self._values: dict[Node, Any] = {}
+        self._moved: dict[tuple[Node, Placement, int | None], Value] = {}
+        self._fallbacks: Counter[str] = Counter()
+        self._seeds = {seed.node: seed for seed in find_seeds(program.graph)}
+
+    def run(self) -> ShardedProgram:
+        self._announce_seeds()
+        placeholders_done = False
+        for node in self._program.graph.nodes:
+            if node.op != "placeholder" and not placeholders_done:
+                self._cut_floating_inputs()
+                placeholders_done = True
+            with self._builder.on_behalf_of(node):
+                self._visit(node)
+        return self._finish()
+
+    # ------------------------------------------------------------------ nodes
+
+    def _visit(self, node: Node) -> None:
+        match node.op:
+            case "placeholder":
+                self._values[node] = self._placeholder(node)
+            case "get_attr":
+                self._values[node] = self._attribute(node)
+            case "call_function":
+                self._values[node] = self._call(node)
+            case "output":
+                self._output(node)
+            case _:
+                raise VerificationError(f"unexpected {node.op} node {node.name} in the program")
+
+    def _placeholder(self, node: Node) -> Value | Node:
+        local = self._graph.placeholder(node.name)
+        local.meta.update(node.meta)
+        tensor = tensor_of(node)
+        if tensor is None:
+            return local
+        local.meta[TAG_KEY] = LocalTag(node.name, "input", REPLICATE, shape_of(node), True)
+        return Value(local, REPLICATE, shape_of(node))
+
+    def _attribute(self, node: Node) -> Value | Node:
+        assert isinstance(node.target, str)
+        local = self._graph.get_attr(node.target)
+        local.meta.update(node.meta)
+        if "val" not in local.meta:
+            attribute = operator.attrgetter(node.target)(self._program)
+            local.meta["val"] = attribute
+        if not isinstance(local.meta["val"], torch.Tensor):
+            return local
+        shape = tuple(local.meta["val"].shape)
+        local.meta[TAG_KEY] = LocalTag(node.name, "constant", REPLICATE, shape, True)
+        return Value(local, REPLICATE, shape)
+
+    def _call(self, node: Node) -> Any:
+        args, kwargs = map_aggregate((node.args, node.kwargs), self._lookup)  # type: ignore[misc]
+        if node.target is operator.getitem:
+            return args[0][args[1]]
+        if not isinstance(node.target, torch._ops.OpOverload):
+            return self._state_change(node, args, kwargs)
+        operation = Operation(node, args, kwargs, self._builder, self._redistribute, self._decide)
+        _refuse_randomness(operation)
+        if node in self._seeds:
+            operation = self._seeded(operation, self._seeds[node])
+        if all(value.placement == REPLICATE for value in operation.values()):
+            result = self._replicated(operation)
+        else:
+            result = self._sharded(operation)
+        self._check(node, result)
+        return result
+
+    def _lookup(self, argument: Any) -> Any:
+        return self._values[argument] if isinstance(argument, Node) else argument
+
+    def _state_change(self, node: Node, args: Any, kwargs: Any) -> Node:
+        """A switch of grad mode or autocast: copied, and executed for the nodes after it."""
+        return self._builder.emit(node.target, *_nodes(args), **_nodes(kwargs))
+
+    def _seeded(self, operation: Operation, seed: Seed) -> Operation:
+        """Cut the indices of a lookup where the sequence begins."""
+        table, indices = operation.args[:2]
+        cut = self._sequence_cut(indices.shape, seed.dim)
+        moved = self._redistribute(indices, cut, "the sequence begins here", None)
+        return replace(operation, args=(table, moved, *operation.args[2:]))
+
+    def _replicated(self, operation: Operation) -> Any:
+        """All inputs whole: the operator runs as it is, on every rank."""
+        node = operation.same()
+        value = operation.node.meta.get("val")
+        if isinstance(value, torch.Tensor):
+            return operation.result(node, REPLICATE)
+        if isinstance(value, (tuple, list)):
+            return operation.results(node, [REPLICATE] * len(value))
+        return node
+
+    def _sharded(self, operation: Operation) -> Any:
+        rule = rule_for(operation.target)
+        try:
+            if rule is None:
+                raise NoRule("no rule for this operator")
+            return rule(operation)
+        except (NoRule, CannotRedistribute) as why:
+            return self._fallback(operation, str(why))
+
+    def _fallback(self, operation: Operation, why: str) -> Any:
+        """Make every input whole and run the operator on every rank."""
+        node = operation.node
+        gathered_bytes = sum(
+            int(torch.Size(v.shape).numel()) * v.dtype.itemsize
+            for v in operation.values()
+            if v.placement != REPLICATE
+        )
+        cost = f"{gathered_bytes / 2**20:.1f} MiB whole on every rank"
+        self._fallbacks[str(operation.target)] += 1
+        self._decide(
+            "missed", "fallback", node.name, "all-gather the inputs, run replicated", why,
+            rule="propagate.fallback",
+            alternatives=(Alternative("keep the shards", why, cost),),
+        )  # fmt: skip
+        self._context.find(
+            Finding(
+                code="gathered-operator",
+                severity="warning",
+                message=f"{operation.target} runs replicated: {why} ({cost})",
+                node=node.name,
+                module=module_path(node),
+                source=source_location(node),
+                hint="Correct, but memory and time of this operator do not shrink with SP",
+            )
+        )
+        args, kwargs = map_aggregate(
+            (operation.args, operation.kwargs),
+            lambda a: (
+                self._redistribute(a, REPLICATE, f"{operation.target}: {why}", None)
+                if isinstance(a, Value)
+                else a
+            ),
+        )  # type: ignore[misc]
+        return self._replicated(replace(operation, args=args, kwargs=kwargs))
+
+    def _output(self, node: Node) -> None:
+        leaves: list[Placement | None] = []
+
+        def leave(argument: Any) -> Any:
+            value = self._lookup(argument)
+            if not isinstance(value, Value):
+                if isinstance(argument, Node):
+                    leaves.append(None)
+                return value
+            if isinstance(value.placement, Partial):
+                value = self._redistribute(
+                    value, REPLICATE, "leaves the program: summed over the ranks", None
+                )
+            leaves.append(value.placement)
+            return value.node
+
+        result = map_aggregate(node.args[0], leave)
+        local = self._graph.output(result)
+        local.meta.update(node.meta)
+        self._output_placements = tuple(leaves)
+
+    # ------------------------------------------------------------------ placements
+
+    def _redistribute(
+        self, value: Value, placement: Placement, reason: str, fill: int | None
+    ) -> Value:
+        if value.placement == placement:
+            return value
+        key = (value.node, placement, fill)
+        if key not in self._moved:
+            moved = redistribute(self._builder, value, placement, reason=reason, fill=fill)
+            self._moved[key] = moved
+            origin = self._builder.origin
+            self._decide(
+                "applied", "redistribute", origin.name if origin else "",
+                f"{value.placement} -> {placement} of {value.node.name}", reason,
+                rule="redistribute",
+            )  # fmt: skip
+        return self._moved[key]
+
+    def _decide(self, *args: Any, **kwargs: Any) -> None:
+        self._context.decide(*args, **kwargs)
+
+    def _sequence_cut(self, shape: tuple[int, ...], dim: int) -> Shard:
+        cut = shard_dim(dim, shape[dim], self._context.mesh.sp, label=SEQUENCE_LABEL)
+        return cut
+
+    def _announce_seeds(self) -> None:
+        for seed in self._seeds.values():
+            cut = self._sequence_cut(shape_of(seed.node), seed.dim)
+            padding = f"; {cut.pad} padding rows" if cut.pad else ""
+            self._decide(
+                "applied", "seed", seed.node.name, f"cut on dim {seed.dim}: {cut}",
+                "first floating tensor that carries the sequence dim of the attention queries"
+                + padding,
+                rule="seeds.find_seeds",
+            )  # fmt: skip
+
+    def _cut_floating_inputs(self) -> None:
+        for seed in self._seeds.values():
+            if seed.node.op != "placeholder":
+                continue
+            whole = self._values[seed.node]
+            with self._builder.on_behalf_of(seed.node):
+                cut = self._sequence_cut(whole.shape, seed.dim)
+                self._values[seed.node] = self._redistribute(
+                    whole, cut, "the sequence begins here", None
+                )
+
+    # ------------------------------------------------------------------ checks and end
+
+    def _check(self, node: Node, result: Any) -> None:
+        expected = node.meta.get("val")
+        values = result if isinstance(result, list) else [result]
+        tensors = expected if isinstance(expected, (list, tuple)) else [expected]
+        for value, tensor in zip(values, tensors, strict=True):
+            if isinstance(value, Value):
+                self._check_value(node, value, tensor)
+
+    def _check_value(self, node: Node, value: Value, expected: torch.Tensor) -> None:
+        wanted = local_shape(value.shape, value.placement, self._context.mesh.sp)
+        got = tuple(value.local.shape)
+        if wanted != got or value.dtype != expected.dtype:
+            raise VerificationError(
+                f"{node.format_node()} was placed {value.placement}: a rank should hold "
+                f"{expected.dtype} {list(wanted)} but the rule emitted {value.dtype} {list(got)}",
+                hint="This is a mistake in a sharding rule: please report it",
+            )
+        tag = value.node.meta.get(TAG_KEY)
+        if tag is None or tag.is_value:
+            return
+        self._builder.amend(
+            value.node, placement=value.placement, global_shape=value.shape, is_value=True
+        )
+
+    def _finish(self) -> ShardedProgram:
+        self._graph.eliminate_dead_code(is_impure_node=_must_stay)
+        self._graph.lint()
+        program = GraphModule(self._program, self._graph, "RankProgram")
+        alive = set(self._graph.nodes)
+        values = {
+            node.name: LocalValue(value.node.name, value.placement, value.shape)
+            for node, value in self._values.items()
+            if isinstance(value, Value) and value.node in alive
+        }
+        return ShardedProgram(
+            program,
+            values,
+            self._output_placements,
+            len(attention_sites(self._program.graph)),
+            self._fallbacks,
+        )
+
+
+def _nodes(arguments: Any) -> Any:
+    return map_aggregate(arguments, lambda a: a.node if isinstance(a, Value) else a)
+
+
+def _must_stay(node: Node) -> bool:
+    """Collectives nobody reads are dead code here: the program is SPMD, all ranks drop them."""
+    if node.op in ("placeholder", "output"):
+        return True
+    return (
+        node.op == "call_function"
+        and not isinstance(node.target, torch._ops.OpOverload)
+        and (node.target is not operator.getitem)
+    )
+
+
+def _refuse_randomness(operation: Operation) -> None:
+    target = operation.target
+    if torch.Tag.nondeterministic_seeded not in target.tags and target is not aten.dropout.default:
+        return
+    if target is aten.dropout.default and not (operation.args[1] and operation.args[2]):
+        return
+    if target is aten.scaled_dot_product_attention.default:
+        if not operation.argument(4, "dropout_p", 0.0):
+            return
+    where = source_location(operation.node)
+    raise RandomnessError(
+        f"{target} draws random numbers, which would not agree between the ranks",
+        where=f"{where.file}:{where.line}" if where else "",
+        hint="Set dropout to 0 for training with sequence parallelism, or call model.eval()",
+    )

@@ -1,0 +1,274 @@
+"""Redistributions: the collectives, and the copies around them, that change a placement.
+
+================  ===========================  ========================
+from              to                           how
+================  ===========================  ========================
+``R``             ``S``                        local slice, no communication
+``S``             ``S`` on another dim         all-to-all
+``S``             ``R``                        all-gather
+``P(sum)``        ``R``                        all-reduce
+``P(sum)``        ``S``                        reduce-scatter
+================  ===========================  ========================
+
+Every collective is a native functional collective followed by its wait, between explicit
+pack and unpack nodes, so that copies are visible, priced and movable. Torch derives the
+backward: slice <-> zero padding, all-gather <-> reduce-scatter, all-to-all <-> all-to-all.
+
+The layouts are chosen so that unpacking an all-to-all is a view: the rank that sends is
+the outermost dim and the gathered dim comes right after it.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch.fx import Node
+
+from autosp.graph import CollectiveTag, functional
+from autosp.placement import (
+    PARTIAL_SUM,
+    REPLICATE,
+    Partial,
+    Placement,
+    Replicate,
+    Shard,
+    local_shape,
+)
+from autosp.sharding.builder import ProgramBuilder, Value
+
+aten = torch.ops.aten
+
+
+class CannotRedistribute(Exception):
+    """There is no direct way between two placements."""
+
+
+def redistribute(
+    builder: ProgramBuilder,
+    value: Value,
+    target: Placement,
+    *,
+    reason: str,
+    fill: int | None = None,
+) -> Value:
+    """Bring ``value`` to ``target``; returns it unchanged if it is there already.
+
+    ``fill`` is the value of padding rows of a replicated tensor that is cut (labels:
+    the ignore index); by default padding rows repeat a valid row.
+
+    Raises:
+        CannotRedistribute: to ``P``, or a cut that no collective produces.
+    """
+    source = value.placement
+    if source == target:
+        return value
+    with builder.role("slice", reason):
+        match source, target:
+            case Replicate(), Shard():
+                node = _slice(builder, value, target, fill)
+            case Shard(), Replicate():
+                node = _all_gather(builder, value, source)
+            case Partial(), Replicate():
+                node = _all_reduce(builder, value)
+            case Partial(), Shard():
+                node = _reduce_scatter(builder, value, target)
+            case Shard(), Shard() if _one_all_to_all(source, target):
+                node = _all_to_all(builder, value, source, target)
+            case Shard(), Shard():
+                whole = redistribute(builder, value, REPLICATE, reason=reason)
+                return redistribute(builder, whole, target, reason=reason, fill=fill)
+            case _:
+                raise CannotRedistribute(f"{source} -> {target}")
+    result = Value(node, target, value.shape)
+    expected = local_shape(value.shape, target, builder.num_ranks)
+    assert tuple(result.local.shape) == expected, (source, target, result.local.shape, expected)
+    builder.amend(node, placement=target, global_shape=value.shape)
+    return result
+
+
+def _one_all_to_all(source: Shard, target: Shard) -> bool:
+    return source.dim != target.dim and source.order == target.order == "contiguous"
+
+
+def _split(shape: tuple[int, ...], dim: int, sizes: tuple[int, ...]) -> list[int]:
+    return [*shape[:dim], *sizes, *shape[dim + 1 :]]
+
+
+def _sizes(node: Node) -> tuple[int, ...]:
+    return tuple(node.meta["val"].shape)
+
+
+def _pad_rows(builder: ProgramBuilder, node: Node, dim: int, pad: int, fill: int | None) -> Node:
+    """Append ``pad`` rows on ``dim``: a constant, or a repeated valid row."""
+    if pad == 0:
+        return node
+    sizes = _sizes(node)
+    if fill is not None:
+        widths = [0, 0] * (len(sizes) - 1 - dim) + [0, pad]
+        return builder.emit(aten.constant_pad_nd.default, node, widths, fill)
+    row = sizes[dim] - 1 if builder.padding_fill == "last" else 0
+    valid_row = builder.emit(aten.slice.Tensor, node, dim, row, row + 1)
+    rows = builder.emit(aten.expand.default, valid_row, _split(sizes, dim, (pad,)))
+    return builder.emit(aten.cat.default, [node, rows], dim)
+
+
+def _slice(builder: ProgramBuilder, value: Value, target: Shard, fill: int | None) -> Node:
+    """This rank's block of a replicated tensor."""
+    sizes, dim = value.shape, target.dim
+    inner = sizes[dim] // (target.outer * target.atom)
+    node, atom_dim = value.node, dim
+    viewed = target.outer != 1 or inner != 1
+    if viewed:
+        atom_dim = dim + 1
+        node = builder.emit(
+            aten.reshape.default, node, _split(sizes, dim, (target.outer, target.atom, inner))
+        )
+    node = _pad_rows(builder, node, atom_dim, target.pad, fill)
+    block = target.block(builder.num_ranks)
+    start = builder.rank * block
+    node = builder.emit(aten.slice.Tensor, node, atom_dim, start, start + block)
+    # A copy, so that the whole tensor need not live as long as the block does.
+    node = builder.emit(aten.clone.default, node, memory_format=torch.contiguous_format)
+    if viewed:
+        local = local_shape(sizes, target, builder.num_ranks)
+        node = builder.emit(aten.reshape.default, node, list(local))
+    return node
+
+
+def _start_and_wait(
+    builder: ProgramBuilder, kind: str, source: Placement, target: Placement, node: Node
+) -> Node:
+    """Emit the collective and its wait on the packed ``node``."""
+    num_ranks, group = builder.num_ranks, builder.group_name
+    tag = CollectiveTag(kind, "sp", num_ranks, str(source), str(target))  # type: ignore[arg-type]
+    with builder.role("collective"):
+        match kind:
+            case "all_to_all":
+                splits = [1] * num_ranks
+                started = builder.emit(
+                    functional.all_to_all_single.default, node, splits, splits, group
+                )
+            case "all_gather":
+                started = builder.emit(
+                    functional.all_gather_into_tensor.default, node, num_ranks, group
+                )
+            case "reduce_scatter":
+                started = builder.emit(
+                    functional.reduce_scatter_tensor.default, node, "sum", num_ranks, group
+                )
+            case _:
+                started = builder.emit(functional.all_reduce.default, node, "sum", group)
+        builder.amend(started, collective=tag)
+    with builder.role("wait"):
+        return builder.emit(functional.wait_tensor.default, started)
+
+
+def _pack_for(builder: ProgramBuilder, value: Value, target: Shard, leading: int | None) -> Node:
+    """Lay the blocks of ``target`` out as ``[P, ...]``, contiguous.
+
+    ``leading`` is a dim that comes right after the rank, so that the receiver can merge
+    the two without a copy.
+    """
+    with builder.role("pack"):
+        node = value.node
+        sizes, dim = _sizes(node), target.dim
+        inner = value.shape[dim] // (target.outer * target.atom)
+        if target.pad:
+            if target.outer != 1 or inner != 1:
+                raise CannotRedistribute(f"padding a strided cut {target}")
+            node = _pad_rows(builder, node, dim, target.pad, None)
+            sizes = _sizes(node)
+        block = target.block(builder.num_ranks)
+        split = (target.outer, builder.num_ranks, block * inner)
+        node = builder.emit(aten.reshape.default, node, _split(sizes, dim, split))
+        rank_dim = dim + 1
+        order = [d for d in range(len(sizes) + 2) if d != rank_dim]
+        if leading is not None:
+            moved = leading if leading < dim else leading + 2
+            order.remove(moved)
+            order.insert(0, moved)
+        node = builder.emit(aten.permute.default, node, [rank_dim, *order])
+        node = builder.emit(aten.contiguous.default, node)
+        return builder.emit(aten.reshape.default, node, _packed_shape(sizes, dim, split, leading))
+
+
+def _packed_shape(
+    sizes: tuple[int, ...], dim: int, split: tuple[int, int, int], leading: int | None
+) -> list[int]:
+    """``[P, leading?, ...rest]`` with the cut dim merged to its local size."""
+    outer, num_ranks, rows = split
+    rest = list(sizes)
+    rest[dim] = outer * rows
+    if leading is not None:
+        rest.insert(0, rest.pop(leading))
+    return [num_ranks, *rest]
+
+
+def _all_to_all(builder: ProgramBuilder, value: Value, source: Shard, target: Shard) -> Node:
+    """Cut ``target.dim`` and make ``source.dim`` whole, in one all-to-all."""
+    packed = _pack_for(builder, value, target, source.dim)
+    received = _start_and_wait(builder, "all_to_all", source, target, packed)
+    with builder.role("unpack"):
+        sizes = _sizes(received)
+        local_rest = sizes[2:]
+        gathered = _merge_blocks(builder, received, 0, source, value.shape[source.dim])
+        # [source.dim, rest...] back to the order of the tensor
+        order = list(range(1, len(local_rest) + 1))
+        order.insert(source.dim, 0)
+        return builder.emit(aten.permute.default, gathered, order)
+
+
+def _merge_blocks(
+    builder: ProgramBuilder,
+    node: Node,
+    dim: int,
+    cut: Shard,
+    global_size: int,
+) -> Node:
+    """``[P, ..., outer*block*inner, ...]`` -> the whole dim, padding removed.
+
+    ``dim`` is the cut dim in the tensor without the leading rank dim.
+    """
+    num_ranks = builder.num_ranks
+    block = cut.block(num_ranks)
+    inner = global_size // (cut.outer * cut.atom)
+    sizes = _sizes(node)[1:]
+    simple = cut.outer == 1 and dim == 0
+    if not simple:
+        split = (cut.outer, block, inner)
+        node = builder.emit(aten.reshape.default, node, [num_ranks, *_split(sizes, dim, split)])
+        order = list(range(1, len(sizes) + 3))
+        order.insert(dim + 1, 0)
+        node = builder.emit(aten.permute.default, node, order)
+    padded = num_ranks * block
+    if cut.pad:
+        rows = _split(sizes, dim, (cut.outer, padded, inner))
+        node = builder.emit(aten.reshape.default, node, rows)
+        node = builder.emit(aten.slice.Tensor, node, dim + 1, 0, cut.atom)
+    return builder.emit(aten.reshape.default, node, _split(sizes, dim, (global_size,)))
+
+
+def _all_gather(builder: ProgramBuilder, value: Value, source: Shard) -> Node:
+    is_bool = value.dtype == torch.bool
+    with builder.role("pack"):
+        node = value.node
+        if is_bool:  # collectives of bool are not supported by every backend
+            node = builder.emit(aten.to.dtype, node, torch.uint8)
+        node = builder.emit(aten.contiguous.default, node)
+        sizes = _sizes(node)
+        node = builder.emit(aten.reshape.default, node, [1, *sizes])
+    node = _start_and_wait(builder, "all_gather", source, REPLICATE, node)
+    with builder.role("unpack"):
+        node = _merge_blocks(builder, node, source.dim, source, value.shape[source.dim])
+        return builder.emit(aten.to.dtype, node, torch.bool) if is_bool else node
+
+
+def _all_reduce(builder: ProgramBuilder, value: Value) -> Node:
+    return _start_and_wait(builder, "all_reduce", PARTIAL_SUM, REPLICATE, value.node)
+
+
+def _reduce_scatter(builder: ProgramBuilder, value: Value, target: Shard) -> Node:
+    packed = _pack_for(builder, value, target, None)
+    node = _start_and_wait(builder, "reduce_scatter", PARTIAL_SUM, target, packed)
+    with builder.role("unpack"):
+        local = local_shape(value.shape, target, builder.num_ranks)
+        return builder.emit(aten.reshape.default, node, list(local))

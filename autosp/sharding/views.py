@@ -1,0 +1,210 @@
+"""Views and layout changes: one principle, *follow the cut through the flattened index*.
+
+A shard of dim ``d`` cuts the flattened tensor after ``L = prod(shape[:d]) * outer`` blocks.
+In the new shape the cut sits in the dim ``j`` whose preceding sizes divide ``L``; sizes are
+never matched by value.
+"""
+
+from __future__ import annotations
+
+from math import prod
+
+import torch
+
+from autosp.placement import Placement, Shard, local_shape
+from autosp.sharding.builder import Value
+from autosp.sharding.operation import NoRule, Operation, RuleTable, normalise_dim
+
+aten = torch.ops.aten
+
+
+def reshape(op: Operation) -> Value:
+    source: Value = op.args[0]
+    placement = source.placement
+    if isinstance(placement, Shard):
+        placement = reshaped_cut(source.shape, op.shape, placement, op.num_ranks)
+    sizes = list(local_shape(op.shape, placement, op.num_ranks))
+    return op.result(op.emit(aten.reshape.default, source, sizes), placement)
+
+
+def reshaped_cut(old: tuple[int, ...], new: tuple[int, ...], cut: Shard, num_ranks: int) -> Shard:
+    """Where a cut of ``old`` lies after a reshape to ``new``.
+
+    Raises:
+        NoRule: the new shape does not keep the blocks together.
+    """
+    before = prod(old[: cut.dim]) * cut.outer
+    inner = old[cut.dim] // (cut.outer * cut.atom)
+    passed = 1
+    for dim, size in enumerate(new):
+        if before % passed:
+            break
+        outer = before // passed
+        if size % outer == 0 and size // outer > 1:
+            rows = size // outer
+            if rows % cut.atom == 0:
+                return Shard(dim, cut.atom, outer, cut.pad, cut.order, cut.label)
+            if not cut.pad and rows % num_ranks == 0 and (cut.atom * inner) % rows == 0:
+                return Shard(dim, rows, outer, 0, cut.order, cut.label)
+            break
+        passed *= size
+    raise NoRule(f"reshape {list(old)} -> {list(new)} does not keep the blocks of {cut} together")
+
+
+def unflatten(op: Operation) -> Value:
+    return reshape(op)
+
+
+def transpose(op: Operation) -> Value:
+    source, first, second = op.args[:3]
+    num_dims = len(source.shape)
+    first, second = normalise_dim(first, num_dims), normalise_dim(second, num_dims)
+    swapped = {first: second, second: first}
+    return op.result(op.same(), _moved(source.placement, lambda dim: swapped.get(dim, dim)))
+
+
+def matrix_transpose(op: Operation) -> Value:
+    source: Value = op.args[0]
+    last = len(source.shape) - 1
+    swapped = {last: last - 1, last - 1: last}
+    return op.result(op.same(), _moved(source.placement, lambda dim: swapped.get(dim, dim)))
+
+
+def permute(op: Operation) -> Value:
+    source: Value = op.args[0]
+    order = [normalise_dim(dim, len(source.shape)) for dim in op.args[1]]
+    return op.result(op.same(), _moved(source.placement, order.index))
+
+
+def unsqueeze(op: Operation) -> Value:
+    source, dim = op.args[:2]
+    dim = normalise_dim(dim, len(source.shape) + 1)
+    return op.result(op.same(), _moved(source.placement, lambda d: d + (d >= dim)))
+
+
+def squeeze(op: Operation) -> Value:
+    source: Value = op.args[0]
+    chosen = op.args[1] if len(op.args) > 1 else range(len(source.shape))
+    chosen = chosen if not isinstance(chosen, int) else (chosen,)
+    dims = {normalise_dim(d, len(source.shape)) for d in chosen}
+    removed = {d for d in dims if source.shape[d] == 1}
+    placement = source.placement
+    if isinstance(placement, Shard) and op.target is aten.squeeze.default:
+        # Which dims have size 1 may differ on a rank: name those of the global tensor.
+        node = op.emit(aten.squeeze.dims, source, sorted(removed))
+    else:
+        node = op.same()
+    return op.result(node, _moved(placement, lambda d: d - sum(r < d for r in removed)))
+
+
+def expand(op: Operation) -> Value:
+    source: Value = op.args[0]
+    placement = source.placement
+    if not isinstance(placement, Shard):
+        raise NoRule("expand of a partial tensor")
+    moved = placement.on_dim(placement.dim + len(op.shape) - len(source.shape))
+    sizes = list(local_shape(op.shape, moved, op.num_ranks))
+    return op.result(op.emit(aten.expand.default, source, sizes), moved)
+
+
+def slice_(op: Operation) -> Value:
+    """Slices off the cut dim are local; dropping a tail of the cut dim makes it padding."""
+    source: Value = op.args[0]
+    placement = source.placement
+    dim = normalise_dim(op.argument(1, "dim", 0), len(source.shape))
+    if not isinstance(placement, Shard) or dim != placement.dim:
+        return op.result(op.same(), placement)
+    start, step = op.argument(2, "start", None), op.argument(4, "step", 1)
+    size, kept = source.shape[dim], op.shape[dim]
+    if kept == size:
+        return source
+    keeps_head = start in (0, None) and step == 1
+    if not keeps_head or placement.outer != 1 or placement.atom != size or kept < 1:
+        raise NoRule("slice of the sharded dim that shifts its rows")
+    dropped = size - kept
+    tail = Shard(dim, kept, 1, placement.pad + dropped, placement.order, placement.label)
+    return op.result(source.node, tail)
+
+
+def select(op: Operation) -> Value:
+    source, dim = op.args[:2]
+    dim = normalise_dim(dim, len(source.shape))
+    placement = source.placement
+    if isinstance(placement, Shard) and placement.dim == dim:
+        raise NoRule("select of one row of the sharded dim")
+    return op.result(op.same(), _moved(placement, lambda d: d - (dim < d)))
+
+
+def split(op: Operation) -> list[Value]:
+    source: Value = op.args[0]
+    placement = source.placement
+    dim = normalise_dim(op.argument(2, "dim", 0), len(source.shape))
+    if isinstance(placement, Shard) and placement.dim == dim:
+        raise NoRule("split of the sharded dim")
+    return op.results(op.same(), [placement] * len(op.outputs))
+
+
+def unbind(op: Operation) -> list[Value]:
+    source: Value = op.args[0]
+    dim = normalise_dim(op.argument(1, "dim", 0), len(source.shape))
+    if isinstance(source.placement, Shard) and source.placement.dim == dim:
+        raise NoRule("unbind of the sharded dim")
+    placement = _moved(source.placement, lambda d: d - (dim < d))
+    return op.results(op.same(), [placement] * len(op.outputs))
+
+
+def concatenate(op: Operation) -> Value:
+    return _join(op, stacked=False)
+
+
+def stack(op: Operation) -> Value:
+    return _join(op, stacked=True)
+
+
+def _join(op: Operation, *, stacked: bool) -> Value:
+    parts: list[Value] = list(op.args[0])
+    dim = normalise_dim(op.argument(1, "dim", 0), len(op.shape))
+    lead = next((p.placement for p in parts if isinstance(p.placement, Shard)), None)
+    if lead is None:
+        raise NoRule("concatenation of partial tensors")
+    if not stacked and lead.dim == dim:
+        raise NoRule("concatenation along the sharded dim")
+    aligned = [op.redistribute(p, lead, "concatenated with a sharded tensor") for p in parts]
+    node = op.emit(op.target, aligned, dim)
+    return op.result(node, lead.on_dim(lead.dim + (stacked and dim <= lead.dim)))
+
+
+def _moved(placement: Placement, new_dim: object) -> Placement:
+    if not isinstance(placement, Shard):
+        return placement
+    assert callable(new_dim)
+    return placement.on_dim(new_dim(placement.dim))
+
+
+RULES: RuleTable = {
+    aten.view.default: reshape,
+    aten.reshape.default: reshape,
+    aten._unsafe_view.default: reshape,
+    aten.flatten.using_ints: reshape,
+    aten.unflatten.int: unflatten,
+    aten.view_as.default: reshape,
+    aten.transpose.int: transpose,
+    aten.mT.default: matrix_transpose,
+    aten.t.default: matrix_transpose,
+    aten.permute.default: permute,
+    aten.unsqueeze.default: unsqueeze,
+    aten.squeeze.default: squeeze,
+    aten.squeeze.dim: squeeze,
+    aten.squeeze.dims: squeeze,
+    aten.expand.default: expand,
+    aten.slice.Tensor: slice_,
+    aten.select.int: select,
+    aten.split.Tensor: split,
+    aten.split.sizes: split,
+    aten.split_with_sizes.default: split,
+    aten.chunk.default: split,
+    aten.unbind.int: unbind,
+    aten.cat.default: concatenate,
+    aten.stack.default: stack,
+}
+"""Replicated inputs never reach these rules; a partial input passes through linear views."""
