@@ -16,10 +16,11 @@ from autosp_tui.present import (
     kind_words,
     line,
     plural,
+    short_dtype,
 )
 from autosp_tui.snapshots import Overview
 
-_LABEL = 11
+_LABEL = 10
 _EXPOSED_WORTH_A_LOOK = 0.05
 _CATEGORY_ADVICE = {
     "parameters": "shard parameters over the data-parallel ranks: --zero 3",
@@ -92,12 +93,13 @@ def _fact(label: str, *spans: Span) -> Line:
 def _mesh(overview: Overview) -> list[Span]:
     run = overview.run
     axes = " × ".join(f"{name} {size}" for name, size in run.mesh.items())
-    spans: list[Span] = [
-        (axes or "one rank", "strong"),
-        (f"  {plural(run.world_size, 'rank')}", "muted"),
-    ]
+    spans: list[Span] = [(axes or "one rank", "strong")]
     options = ("seq", "batch", "dtype", "zero", "attention", "checkpoint", "gpu")
-    known = [f"{name} {run.config[name]}" for name in options if run.config.get(name) is not None]
+    known = [
+        f"{name} {short_dtype(str(run.config[name]))}"
+        for name in options
+        if run.config.get(name) is not None
+    ]
     return [*spans, (f"  {'  '.join(known)}", "text")]
 
 
@@ -115,7 +117,7 @@ def _peak(estimate: EstimateRow) -> list[Line]:
             _fact("", (f"{source.file}:{source.line}  ", "source"), (source.text.strip(), "text"))
         )
     largest = sorted(estimate.peak_categories.items(), key=lambda item: -item[1])
-    parts = [f"{name.replace('_', ' ')} {format_bytes(size)}" for name, size in largest[:4] if size]
+    parts = [f"{name.replace('_', ' ')} {format_bytes(size)}" for name, size in largest[:3] if size]
     lines.append(_fact("made of", (" · ".join(parts) or "not recorded", "text")))
     return lines
 
@@ -131,7 +133,7 @@ def _time(estimate: EstimateRow) -> list[Line]:
             (f"  compute {format_duration(estimate.compute_ns)}", "text"),
             (f"  communication {format_duration(estimate.communication_ns)}: ", "text"),
             (
-                f"exposed {format_duration(estimate.exposed_ns)} ({share} of the step)",
+                f"exposed {format_duration(estimate.exposed_ns)} ({share})",
                 _exposed_tone(estimate),
             ),
             (f", hidden {format_duration(estimate.hidden_ns)}", "muted"),

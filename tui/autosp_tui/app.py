@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from autosp_inspector.trace import TraceError
-from textual import on
+from textual import on, work
 from textual.app import App, SystemCommand
 from textual.binding import BindingType
 from textual.command import Provider
@@ -81,8 +81,9 @@ class InspectorApp(App[None]):
     # -- opening and closing
 
     def on_mount(self) -> None:
-        self.run_worker(self._open(), exit_on_error=False)
+        self._open()
 
+    @work(exit_on_error=False)
     async def _open(self) -> None:
         try:
             await self.session.open()
@@ -155,9 +156,9 @@ class InspectorApp(App[None]):
     @on(View.Export)
     def _export(self, event: View.Export) -> None:
         picture = self.export_screenshot(title=f"AutoSP Inspector: {event.view}", simplify=True)
-        work = self._write(event.view, event.panes, picture)
-        self.run_worker(work, group="export", exit_on_error=False)
+        self._write(event.view, event.panes, picture)
 
+    @work(group="export", exit_on_error=False)
     async def _write(self, view: str, panes: Sequence[Pane], picture: str) -> None:
         try:
             parts = [f"# {pane.pane_title}\n{await pane.export_text()}" for pane in panes]

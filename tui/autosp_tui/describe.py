@@ -36,7 +36,7 @@ from autosp_tui.present import (
 from autosp_tui.snapshots import CollectiveDetail, NodeDetail
 from autosp_tui.theme import category_fill, category_tone
 
-_LABEL = 11
+_LABEL = 12
 SEVERITY_MARKS = {"error": "✖", "warning": "▲", "info": "·"}
 SEVERITY_TONES = {"error": "bad", "warning": "warning", "info": "muted"}
 STATUS_MARKS = {"applied": "✔", "missed": "○", "failed": "✖", "analysis": "·"}
@@ -88,7 +88,7 @@ def describe_node(detail: NodeDetail) -> list[Line]:
         line(
             (node.name, tone),
             ("  ", "text"),
-            (node.target, "operator"),
+            (short_target(node.target), "operator"),
             (f"  {node.graph} · {node.phase} · {node.role}", "muted"),
             indent=2,
         ),
@@ -391,8 +391,6 @@ def describe_point(
     ]
     if source is not None:
         lines.append(line((f"{source.file}:{source.line}", "source"), indent=2))
-        if source.text:
-            lines.append(line((source.text.strip(), "text"), indent=2))
     names = [*order, *(name for name in point.categories if name not in order)]
     for name in sorted(names, key=lambda each: -point.categories.get(each, 0)):
         size = point.categories.get(name, 0)
@@ -405,4 +403,6 @@ def describe_point(
                     (f"{format_share(size, point.live_bytes):>7}", "muted"),
                 )
             )
+    if source is not None and source.text:
+        lines.append(line((source.text.strip(), "text"), indent=2))
     return lines

@@ -9,6 +9,7 @@ from autosp_inspector.queries.nodes import list_nodes
 from textual.command import DiscoveryHit, Hit, Hits, Provider
 from textual.content import Content
 from textual.dom import DOMNode
+from textual.markup import escape
 from textual.types import IgnoreReturnCallbackType
 
 from autosp_tui.bindings import Command, commands_of
@@ -42,7 +43,7 @@ class CommandProvider(Provider):
     async def discover(self) -> Hits:
         for command, owner in self._commands():
             yield DiscoveryHit(
-                f"{command.label}  ({command.shown})",
+                Content(f"{command.label}  ({command.shown})"),
                 self._run(command, owner),
                 help=command.help,
             )
@@ -50,7 +51,7 @@ class CommandProvider(Provider):
     async def search(self, query: str) -> Hits:
         matcher = self.matcher(query)
         for command, owner in self._commands():
-            title = f"{command.label}: {command.help}  ({command.shown})"
+            title = f"{command.label}: {command.help}"
             score = matcher.match(title)
             if score > 0:
                 yield Hit(score, matcher.highlight(title), self._run(command, owner), text=title)
@@ -69,4 +70,6 @@ class NodeProvider(Provider):
         for node in found:
             name = clean(node.name)
             open_node = partial(screen.post_message, View.OpenNode(node.name, GRAPH_ORDER))
-            yield Hit(0.5, Content(f"node {name}"), open_node, text=name, help=clean(node.module))
+            yield Hit(
+                0.5, Content(f"node {name}"), open_node, text=name, help=escape(clean(node.module))
+            )

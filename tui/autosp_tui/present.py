@@ -115,13 +115,13 @@ def format_count(count: int | None) -> str:
 
 
 def format_fraction(fraction: float | None) -> str:
-    """A share in per cent; small but non-zero shares never read as 0 %."""
+    """A share in per cent; small but non-zero shares never read as 0%."""
     if fraction is None:
         return UNKNOWN
     percent = fraction * 100
     if 0 < percent < 0.1:
-        return "<0.1 %"
-    return f"{percent:.1f} %" if percent < 10 else f"{percent:.0f} %"
+        return "<0.1%"
+    return f"{percent:.1f}%" if percent < 10 else f"{percent:.0f}%"
 
 
 def format_share(part: int | None, whole: int | None) -> str:

@@ -94,6 +94,7 @@ class GraphView(View):
     _flat = False
     _wanted: tuple[str, tuple[str, ...]] | None = None
     _ready = False
+    _last_row: TreeItem | NodeRow | None = None
 
     def compose_body(self) -> Iterable[Widget]:
         yield ModuleTree(id="tree")
@@ -114,6 +115,7 @@ class GraphView(View):
 
     def read(self) -> None:
         self._ready = False
+        self._last_row = None
         self.load(read_graph_header, self._show_header)
 
     def _show_header(self, header: GraphHeader) -> None:
@@ -145,16 +147,30 @@ class GraphView(View):
         self.show_status((self._graph, "strong"), (f" graph {when}", "text"), *more)
 
     def _fill_tree(self) -> None:
-        graph, index = self._graph, self._pass_index
-        self.load(lambda trace: read_module(trace, "", graph, index), self._show_root)
+        graph, index, kept = self._graph, self._pass_index, self._kept_row()
+        inside = "" if kept is None else module_of(kept)
+        self.load(
+            lambda trace: read_module_path(trace, inside, graph, index),
+            lambda path: self._show_path(path, kept),
+        )
 
-    def _show_root(self, contents: ModuleContents) -> None:
+    def _kept_row(self) -> TreeItem | None:
+        """What the cursor stays on when the same graph is shown another way."""
+        row = self._last_row
+        return TreeItem(0, node=row) if isinstance(row, NodeRow) else row
+
+    def _show_path(self, path: Sequence[ModuleContents], kept: TreeItem | None) -> None:
         tree = self.query_one("#tree", ModuleTree)
-        tree.show_root(contents)
-        if not contents.modules and not contents.nodes:
+        root = path[0]
+        tree.show_root(root)
+        for contents in path[1:]:
+            tree.open_module(contents)
+        if not root.modules and not root.nodes:
             self._nothing_here()
-        elif len(contents.modules) == 1:
-            self._open(ModuleTree.Opened(contents.modules[0].path))
+        elif kept is not None:
+            tree.reveal(kept.key) or tree.reveal(f"module:{module_of(kept)}")
+        elif len(root.modules) == 1:
+            self._open(ModuleTree.Opened(root.modules[0].path))
 
     def _nothing_here(self) -> None:
         self.query_one("#tree", ModuleTree).show_message(
@@ -177,19 +193,15 @@ class GraphView(View):
             )
 
         nodes = self.query_one("#nodes", VirtualList)
-        nodes.show_source(page.count, page.rows, fetch)
+        kept = self._last_row.node if isinstance(self._last_row, TreeItem) else self._last_row
+        cursor = kept.position if isinstance(kept, NodeRow) and not text else 0
+        nodes.show_source(page.count, page.rows, fetch, cursor=cursor)
         self.title_pane(nodes, f"Nodes · {plural(page.count, 'node')}")
         if not page.rows:
             self.query_one("#detail", Detail).show(())
 
     def apply_filter(self) -> None:
-        if self.filter_text or self._flat:
-            self._refill()
-            return
-        found = self.query_one("#nodes", VirtualList).current
         self._refill()
-        if isinstance(found, NodeRow):
-            self.show_node(found.name, (found.graph,))
 
     # -- the tree
 
@@ -235,17 +247,16 @@ class GraphView(View):
         self.query_one("#tree").display = True
         self.query_one("#nodes").display = False
         tree = self.query_one("#tree", ModuleTree)
-        tree.show_root(path[0])
-        for contents in path[1:]:
-            tree.open_module(contents)
-        if not tree.reveal(f"node:{node.name}"):
-            tree.reveal(f"module:{node.module}")
-            self._read_detail(node)
+        self._show_path(path, TreeItem(0, node=node))
+        if tree.current is None or tree.current.node is None:
+            self._read_detail(node)  # cut from a very large module: shown all the same
         tree.focus()
 
     @on(VirtualList.Highlighted)
     def _row_changed(self, event: VirtualList.Highlighted) -> None:
         row = event.row
+        if isinstance(row, TreeItem | NodeRow):
+            self._last_row = row
         if isinstance(row, TreeItem):
             if row.node is not None:
                 self._read_detail(row.node)
@@ -304,3 +315,10 @@ class GraphView(View):
     def action_diff(self) -> None:
         last = len(self._header.passes) - 1
         self.post_message(self.ShowPass(last if self._pass_index is None else self._pass_index))
+
+
+def module_of(item: TreeItem) -> str:
+    """The module that holds a row of the tree."""
+    if item.node is not None:
+        return item.node.module
+    return item.module.path.rpartition(".")[0] if item.module is not None else ""

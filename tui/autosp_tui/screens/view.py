@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import ClassVar, Protocol, TypeVar, runtime_checkable
+from typing import Any, ClassVar, Protocol, TypeVar, runtime_checkable
 
 from autosp_inspector.trace import Trace
 from textual import on
@@ -161,7 +161,8 @@ class View(Screen[None]):
                 return
             show(snapshot)
 
-        self.run_worker(run(), group=group, exclusive=True, exit_on_error=False)
+        job: Any = run  # not run(): a replaced job is dropped before its coroutine exists
+        self.run_worker(job, group=group, exclusive=True, exit_on_error=False)
 
     # -- keys
 

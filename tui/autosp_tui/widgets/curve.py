@@ -11,6 +11,7 @@ from rich.segment import Segment
 from rich.style import Style
 from textual import events
 from textual.binding import BindingType
+from textual.geometry import Size
 from textual.message import Message
 from textual.strip import Strip
 from textual.widget import Widget
@@ -103,6 +104,7 @@ class Curve(Widget, can_focus=True):
         self.position = 0
         self._columns: tuple[list[Span], ...] = ()
         self._buckets: tuple[Bucket, ...] = ()
+        self._drawn_for = Size(0, 0)
 
     # -- contents
 
@@ -130,6 +132,7 @@ class Curve(Widget, can_focus=True):
         return max(1, self.content_size.height - _FOOT_ROWS)
 
     def _layout_columns(self) -> None:
+        self._drawn_for = self.content_size
         width = max(1, self.content_size.width - _AXIS_CELLS)
         buckets = buckets_of(self.rows, width)
         top = max((row.live_bytes for row in self.rows), default=0)
@@ -137,10 +140,10 @@ class Curve(Widget, can_focus=True):
         chosen = [column * len(buckets) // width for column in range(width)] if buckets else []
         self._buckets = tuple(buckets[number] for number in chosen)
         self._columns = tuple(drawn[number] for number in chosen)
-        self.refresh()
 
     def on_resize(self, _event: events.Resize) -> None:
         self._layout_columns()
+        self.refresh()
 
     def _column_of(self, position: int) -> int:
         column = 0
@@ -155,6 +158,8 @@ class Curve(Widget, can_focus=True):
     # -- drawing
 
     def render_line(self, y: int) -> Strip:
+        if self._drawn_for != self.content_size:
+            self._layout_columns()
         width = self.content_size.width
         if y < self._height:
             spans = self._area(y)

@@ -178,6 +178,8 @@ class Lanes(Widget, can_focus=True):
 
     def render_line(self, y: int) -> Strip:
         width = self.content_size.width
+        if self.window.columns != self._columns:
+            self.window = self.window.resized(self._columns)
         if y == 0:
             spans = self._ruler()
         elif y == 1:

@@ -7,7 +7,7 @@ from typing import Any, ClassVar, Generic, TypeVar
 
 from rich.segment import Segment
 from rich.style import Style
-from textual import events
+from textual import events, work
 from textual.binding import BindingType
 from textual.geometry import Size
 from textual.message import Message
@@ -128,7 +128,7 @@ class VirtualList(ScrollView, Generic[RowT], can_focus=True):
         if position == self.cursor:
             self._announce()
         self.cursor = position
-        self.scroll_to_row(position)
+        self._show_cursor()
         self.refresh()
 
     @property
@@ -169,8 +169,9 @@ class VirtualList(ScrollView, Generic[RowT], can_focus=True):
         if self._fetch is None or page in self._wanted:
             return
         self._wanted.add(page)
-        self.run_worker(self._read_page(page, self._fetch), group="pages", exit_on_error=False)
+        self._read_page(page, self._fetch)
 
+    @work(group="pages", exit_on_error=False)
     async def _read_page(self, page: int, fetch: Fetch[RowT]) -> None:
         generation = self._generation
         rows = tuple(await fetch(page * PAGE_ROWS, PAGE_ROWS))
@@ -234,7 +235,7 @@ class VirtualList(ScrollView, Generic[RowT], can_focus=True):
         return max(0, min(cursor, self._count - 1))
 
     def watch_cursor(self, _before: int, cursor: int) -> None:
-        self.scroll_to_row(cursor)
+        self._show_cursor()
         self.refresh()
         self._announce()
 
@@ -253,8 +254,13 @@ class VirtualList(ScrollView, Generic[RowT], can_focus=True):
         elif index >= top + height:
             self.scroll_to(y=index - height + 1, animate=False)
 
-    def on_resize(self, _event: events.Resize) -> None:
+    def _show_cursor(self) -> None:
+        """Scroll to the cursor, again once new rows or a new size have been laid out."""
         self.scroll_to_row(self.cursor)
+        self.call_after_refresh(lambda: self.scroll_to_row(self.cursor))
+
+    def on_resize(self, _event: events.Resize) -> None:
+        self._show_cursor()
 
     def on_focus(self) -> None:
         self.refresh()
