@@ -44,6 +44,8 @@ class CapturedProgram:
     fake_mode: FakeTensorMode
     mutations: tuple[str, ...]
     """In-place operators that were made functional."""
+    fake_inputs: tuple[Any, ...] = ()
+    """What dynamo traced with, in calling order; trainable ones require a gradient."""
 
 
 def capture(module: GraphModule) -> CapturedProgram:
@@ -69,7 +71,7 @@ def capture(module: GraphModule) -> CapturedProgram:
     _name_inputs(program, inputs)
     program.graph.eliminate_dead_code()
     program.recompile()
-    return CapturedProgram(program, inputs, fake_mode, mutations)
+    return CapturedProgram(program, inputs, fake_mode, mutations, tuple(fakes))
 
 
 def refuse_pieces(module: GraphModule) -> None:

@@ -1,0 +1,238 @@
+"""A dry run: the same passes as in training, for a mesh of N ranks, in one process.
+
+Fake tensors only: no GPU, no process group, nothing allocated. One dry run stands for all
+ranks, because their programs differ in slice positions alone.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch._dynamo.exc import BackendCompilerFailed, TorchDynamoException, Unsupported
+from torch._guards import TracingContext, tracing
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx import GraphModule
+
+import autosp
+from autosp.compilation import (
+    GRADIENT_CONVENTION,
+    RankCompilation,
+    compiled_step,
+    derive_graphs,
+    lower_to_rank,
+)
+from autosp.cost.step import CompiledStep
+from autosp.errors import AutoSPError, GraphBreakError
+from autosp.estimate import StepEstimate, estimate_step
+from autosp.events import Finding, Recorder, RunFinished, RunStarted, SilentRecorder
+from autosp.findings import check_compilation
+from autosp.graph import WRAPPER_ATTRIBUTE
+from autosp.hardware import Device
+from autosp.inner import DryRun
+from autosp.loss_of import LossOfOutput
+from autosp.mesh import Mesh
+from autosp.pipeline import PassContext, Progress
+
+
+@dataclass(frozen=True, slots=True)
+class DryRunRequest:
+    """What to compile and for whom.
+
+    ``model`` and its inputs hold fake tensors of ``fake_mode``. ``options`` is what the
+    trace shows as the configuration; it has no influence of its own.
+    """
+
+    model: torch.nn.Module
+    args: tuple[Any, ...]
+    kwargs: Mapping[str, Any]
+    fake_mode: FakeTensorMode
+    mesh: Mesh
+    model_name: str
+    options: Mapping[str, object] = field(default_factory=dict)
+    device: Device | None = None
+    zero: int = 0
+    optimizer: str = "adamw"
+    partitioner: str = "min-cut"
+    backend: str = "eager"
+
+
+@dataclass(frozen=True, slots=True)
+class DryRunResult:
+    compilation: RankCompilation
+    step: CompiledStep
+    estimate: StepEstimate
+    findings: tuple[Finding, ...]
+    duration_ns: int
+
+
+def dry_run(
+    request: DryRunRequest,
+    *,
+    recorder: Recorder | None = None,
+    progress: Progress | None = None,
+) -> DryRunResult:
+    """Compile ``request`` and estimate its step; every decision goes to ``recorder``.
+
+    Raises:
+        AutoSPError: a graph break, heads that do not fit the degree, nothing to shard ...
+        HardwareError: the device lacks a constant that an estimate needs.
+        Exception: what the user's own forward raises, unchanged.
+    """
+    recorder = recorder or SilentRecorder()
+    started = time.perf_counter_ns()
+    recorder.record(_header(request))
+    try:
+        result = _run(request, recorder, progress, started)
+    except BaseException as error:
+        elapsed = time.perf_counter_ns() - started
+        first_line = next(iter(str(error).splitlines()), type(error).__name__)
+        recorder.record(RunFinished("failed", elapsed, first_line))
+        raise
+    recorder.record(RunFinished("ok", result.duration_ns))
+    return result
+
+
+def _run(
+    request: DryRunRequest, recorder: Recorder, progress: Progress | None, started: int
+) -> DryRunResult:
+    if progress is not None:
+        progress("trace the model")
+    graph = dynamo_graph(request.model, request.args, request.kwargs, request.fake_mode)
+    context = PassContext(request.mesh, recorder, progress=progress)
+    compilation = lower_to_rank(graph, context)
+    fakes = compilation.captured.fake_inputs
+    fake_mode = compilation.captured.fake_mode
+    with tracing(TracingContext(fake_mode)), fake_mode:
+        derive_graphs(compilation, fakes, inner=DryRun(), partitioner=request.partitioner)
+    step = compiled_step(compilation)
+    with context.running("estimate", "live memory and time of one step", {}):
+        estimate = estimate_step(
+            step,
+            device=request.device,
+            mesh=request.mesh,
+            zero=request.zero,
+            optimizer=request.optimizer,
+        )
+        for event in estimate.events:
+            recorder.record(event)
+    with context.running("check", "did sequence parallelism happen, and is it right", {}):
+        for finding in check_compilation(compilation, estimate):
+            context.find(finding)
+    elapsed = time.perf_counter_ns() - started
+    return DryRunResult(compilation, step, estimate, tuple(context.findings), elapsed)
+
+
+def _header(request: DryRunRequest) -> RunStarted:
+    device = request.device
+    return RunStarted(
+        autosp_version=autosp.__version__,
+        torch_version=torch.__version__,
+        mode="dry_run",
+        rank=request.mesh.rank,
+        world_size=request.mesh.world_size,
+        mesh=request.mesh.axes,
+        model=request.model_name,
+        config=dict(request.options),
+        gradient_convention=GRADIENT_CONVENTION,
+        hardware=None if device is None else device.as_dict(),
+    )
+
+
+class _Captured(Exception):
+    """Carries the graph out of dynamo: nothing is compiled or run there."""
+
+    def __init__(self, graph: GraphModule) -> None:
+        self.graph = graph
+        super().__init__("captured")
+
+
+class _LossOf(torch.nn.Module):
+    """A training step's forward: the loss of the model's output is all that leaves it."""
+
+    def __init__(self, model: torch.nn.Module, loss_of: Callable[[Any], torch.Tensor]) -> None:
+        super().__init__()
+        setattr(self, WRAPPER_ATTRIBUTE, model)
+        self._loss_of = loss_of
+
+    def forward(self, *args: Any, **kwargs: Any) -> torch.Tensor:
+        return self._loss_of(getattr(self, WRAPPER_ATTRIBUTE)(*args, **kwargs))
+
+
+def dynamo_graph(
+    model: torch.nn.Module,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    fake_mode: FakeTensorMode | None,
+) -> GraphModule:
+    """The graph that dynamo hands to a backend for ``loss = loss_of(model(...))``.
+
+    Raises:
+        GraphBreakError: with the user's line.
+    """
+    region = _LossOf(model, LossOfOutput())
+    region.train(model.training)
+
+    def hand_over(module: GraphModule, example_inputs: Sequence[Any]) -> Any:
+        del example_inputs
+        raise _Captured(module)
+
+    torch._dynamo.reset()
+    compiled = torch.compile(region, backend=hand_over, fullgraph=True, dynamic=False)
+    try:
+        with fake_mode or nullcontext(), quiet_loggers():
+            compiled(*args, **kwargs)
+    except BackendCompilerFailed as failure:
+        inner = failure.inner_exception
+        if isinstance(inner, _Captured):
+            return inner.graph
+        raise
+    except Unsupported as why:
+        raise graph_break(why) from None
+    except TorchDynamoException as why:
+        raise AutoSPError(f"torch could not trace the model: {_first_line(why)}") from why
+    finally:
+        torch._dynamo.reset()
+    raise AutoSPError(
+        "torch.compile ran the model without compiling anything",
+        hint="Check that the forward computes with tensors",
+    )
+
+
+def graph_break(why: Unsupported) -> GraphBreakError:
+    """Dynamo's refusal in one line: what, at which line of the user's program, what to do."""
+    where = ""
+    for frame in reversed(list(why.real_stack)):
+        if "/torch/" not in frame.filename and "/autosp/" not in frame.filename:
+            where = f"{frame.filename}:{frame.lineno} in {frame.name}: {frame.line}"
+            break
+    return GraphBreakError(
+        f"graph break: {_first_line(why)}",
+        where=where,
+        hint="Sequence parallelism needs the whole forward as one graph: remove this construct "
+        "or move it out of the model's forward",
+    )
+
+
+def _first_line(error: BaseException) -> str:
+    return next((line.strip() for line in str(error).splitlines() if line.strip()), "")
+
+
+class quiet_loggers:  # noqa: N801  used like a function
+    """Let dynamo skip ``logger.warning_once`` in a forward (transformers uses it)."""
+
+    def __enter__(self) -> None:
+        ignored = torch._dynamo.config.ignore_logging_functions
+        method = getattr(logging.Logger, "warning_once", None)
+        self._added = method if method is not None and method not in ignored else None
+        if self._added is not None:
+            ignored.add(self._added)
+
+    def __exit__(self, *details: object) -> None:
+        if self._added is not None:
+            torch._dynamo.config.ignore_logging_functions.discard(self._added)

@@ -1,0 +1,190 @@
+"""Did sequence parallelism happen, and is anything suspicious: findings of a compilation.
+
+==========================  ========  ==================================================
+code                        severity  meaning
+==========================  ========  ==================================================
+``attention-not-sharded``   error     an attention site has no collectives around it
+``square-tensor``           error     a tensor with two dims of at least the sequence
+                                      length, at 16k tokens or more (warning below)
+``unclassified-collective`` warning   a communication operator that is not understood
+``gathered-operator``       warning   an operator ran replicated for want of a rule
+``replicated-sequence``     warning   a large activation has the whole sequence on a rank
+``does-not-fit``            error     the estimated peak exceeds the device's memory
+==========================  ========  ==================================================
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+import torch
+from torch.fx import GraphModule, Node
+
+from autosp.compilation import RankCompilation
+from autosp.estimate import StepEstimate
+from autosp.events import Finding
+from autosp.graph import (
+    collective_kind,
+    is_unclassified_collective,
+    local_tag,
+    tensor_of,
+)
+from autosp.records import dtype_name, tag_of
+from autosp.sharding.seeds import attention_sites, find_seeds
+
+LONG_SEQUENCE = 16_384
+"""From this length on an S x S tensor is an error: 512 MiB of booleans and more."""
+
+LARGE_BYTES = 64 * 2**20
+"""Replicated activations below this are not worth a word."""
+
+
+def check_compilation(
+    compilation: RankCompilation, estimate: StepEstimate | None
+) -> Iterator[Finding]:
+    """All findings of the checks; those of the passes were recorded as they arose."""
+    if compilation.context.mesh.sp > 1:
+        yield from _attention_without_collectives(compilation)
+        yield from _replicated_sequence(compilation)
+    yield from _square_tensors(compilation)
+    yield from _unclassified(compilation)
+    if estimate is not None and estimate.summary.fits is False:
+        yield _does_not_fit(estimate)
+
+
+def sequence_length(compilation: RankCompilation) -> int:
+    """Length of the dim that is sharded."""
+    program = compilation.captured.program
+    return max((seed.node.meta["val"].shape[seed.dim] for seed in find_seeds(program.graph)))
+
+
+def _derived_graphs(compilation: RankCompilation) -> Iterable[GraphModule]:
+    graphs = compilation.graphs
+    return [g for g in (graphs.forward, graphs.backward) if g is not None]
+
+
+def _finding(
+    compilation: RankCompilation, node: Node, code: str, severity: str, message: str, hint: str
+) -> Finding:
+    tag = local_tag(node) or tag_of(node, compilation.view)
+    origin = tag.origin if tag else node.name
+    module, _, source = compilation.view.locations.get(origin, ("", "", None))
+    return Finding(
+        code=code,
+        severity=severity,  # type: ignore[arg-type]
+        message=message,
+        node=origin,
+        module=module,
+        source=source,
+        hint=hint,
+    )
+
+
+def _attention_without_collectives(compilation: RankCompilation) -> Iterator[Finding]:
+    served = {
+        tag.origin
+        for node in compilation.sharded.program.graph.nodes
+        if collective_kind(node) == "all_to_all" and (tag := local_tag(node))
+    }
+    for site in attention_sites(compilation.captured.program.graph):
+        if site.name not in served:
+            yield _finding(
+                compilation,
+                site,
+                "attention-not-sharded",
+                "error",
+                "this attention runs whole on every rank: no all-to-all was inserted around it",
+                "See `autosp-inspect explain` of this node for the placement of its query",
+            )
+
+
+def _square_tensors(compilation: RankCompilation) -> Iterator[Finding]:
+    length = sequence_length(compilation)
+    if length < 2:
+        return
+    seen: set[str] = set()
+    for graph in _derived_graphs(compilation):
+        for node in graph.graph.nodes:
+            tensor = tensor_of(node)
+            if tensor is None or sum(size >= length for size in tensor.shape) < 2:
+                continue
+            if node.op == "placeholder" and not _is_activation(node, length):
+                continue
+            finding = _square(compilation, node, tensor, length)
+            if finding.node not in seen:
+                seen.add(finding.node)
+                yield finding
+
+
+def _is_activation(node: Node, length: int) -> bool:
+    """Wide weights may have two dims above a short sequence length; saved tensors count."""
+    del length
+    return node.meta.get("autosp_input") is None and not node.name.startswith("primals")
+
+
+def _square(
+    compilation: RankCompilation, node: Node, tensor: torch.Tensor, length: int
+) -> Finding:
+    size = tensor.numel() * tensor.element_size()
+    return _finding(
+        compilation,
+        node,
+        "square-tensor",
+        "error" if length >= LONG_SEQUENCE else "warning",
+        f"{dtype_name(tensor.dtype)}{list(tensor.shape)} grows with the square of the sequence "
+        f"length ({size / 2**30:.2f} GiB on every rank)",
+        "A mask that could not be proved causal, or attention written out by hand: use "
+        "scaled_dot_product_attention with is_causal=True",
+    )
+
+
+def _unclassified(compilation: RankCompilation) -> Iterator[Finding]:
+    for graph in _derived_graphs(compilation):
+        for node in graph.graph.nodes:
+            if is_unclassified_collective(node):
+                yield _finding(
+                    compilation,
+                    node,
+                    "unclassified-collective",
+                    "warning",
+                    f"{node.target} communicates, but the compiler does not know how: it is in no "
+                    "count of collectives and has no price",
+                    "Report it with the model that uses it",
+                )
+
+
+def _replicated_sequence(compilation: RankCompilation) -> Iterator[Finding]:
+    """Large floating activations of full sequence length, outside attention."""
+    length = sequence_length(compilation)
+    for node in compilation.sharded.program.graph.nodes:
+        tag, tensor = local_tag(node), tensor_of(node)
+        if tag is None or tensor is None or not tensor.is_floating_point():
+            continue
+        if tag.role != "compute" or not tag.is_value or str(tag.placement) != "R":
+            continue
+        size = tensor.numel() * tensor.element_size()
+        if size >= LARGE_BYTES and length in tensor.shape:
+            yield _finding(
+                compilation,
+                node,
+                "replicated-sequence",
+                "info",
+                f"{dtype_name(tensor.dtype)}{list(tensor.shape)} ({size / 2**20:.0f} MiB) is "
+                "computed whole on every rank",
+                "It depends on positions only; usually harmless, but it does not shrink with SP",
+            )
+
+
+def _does_not_fit(estimate: StepEstimate) -> Finding:
+    summary = estimate.summary
+    capacity = summary.capacity_bytes or 0
+    return Finding(
+        code="does-not-fit",
+        severity="error",
+        message=f"the estimated live peak of {summary.peak_live_bytes / 2**30:.1f} GiB exceeds "
+        f"the device's {capacity / 2**30:.1f} GiB",
+        node=summary.peak_node,
+        module=summary.peak_module,
+        source=summary.peak_source,
+        hint="Raise --sp, shard model states with --zero, or shorten --seq",
+    )
