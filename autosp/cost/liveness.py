@@ -19,7 +19,6 @@ from autosp.cost.storage import (
     StorageIds,
     StorageTable,
     assign_storages,
-    flat_ids,
 )
 from autosp.graph import collective_kind, is_unclassified_collective, is_wait, output_node
 

@@ -25,10 +25,10 @@ from dataclasses import dataclass
 
 import torch.fx
 
+from autosp.cost.liveness import StepLiveness
 from autosp.cost.optimizer import OptimizerModel
 from autosp.cost.spans import KernelScratch, Moment, Span, outline_step, step_spans
 from autosp.cost.step import CompiledStep
-from autosp.cost.liveness import StepLiveness
 from autosp.cost.zero import ZeroModel
 from autosp.events import MEMORY_CATEGORIES, LiveTensor, MemoryPoint
 from autosp.graph import module_path, source_location

@@ -152,7 +152,7 @@ def _obeys_layout(parameter: Parameter) -> bool:
     Dims of size 1 do not count. (torch/csrc/autograd/utils/grad_layout_contract.h)
     """
     value, gradient = parameter.value, parameter.gradient.meta["val"]
-    if not torch._prims_common.is_non_overlapping_and_dense(value):
+    if not _is_dense(value):
         return bool(gradient.is_contiguous())
     return all(
         size == 1 or wanted == actual
@@ -160,6 +160,12 @@ def _obeys_layout(parameter: Parameter) -> bool:
             value.shape, value.stride(), gradient.stride(), strict=True
         )
     )
+
+
+def _is_dense(value: torch.Tensor) -> bool:
+    """Whether the elements fill a block of memory without gaps, in some order of dims."""
+    pairs = zip(value.shape, value.stride(), strict=True)
+    return 1 + sum((size - 1) * stride for size, stride in pairs) == value.numel()
 
 
 def step_spans(outline: StepOutline, *, kernel_scratch: KernelScratch) -> list[Span]:
