@@ -85,7 +85,7 @@ def _keyword_parameters(factory: Callable[..., Any]) -> dict[str, inspect.Parame
 
 def _annotations(factory: Callable[..., Any]) -> dict[str, Any]:
     """Resolved annotations; those that cannot be resolved are left out."""
-    target = factory.__init__ if inspect.isclass(factory) else factory  # type: ignore[misc]
+    target = factory.__init__ if inspect.isclass(factory) else factory
     try:
         return typing.get_type_hints(target)
     except Exception:  # an annotation may name anything; the default then decides

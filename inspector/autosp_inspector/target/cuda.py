@@ -275,19 +275,17 @@ def cuda_on_cpu() -> Iterator[None]:
             value = _for_user_code(replacement, original)
             stack.enter_context(_replaced(torch.cuda, name, value))
         stack.enter_context(_replaced(torch, "Generator", _CpuGenerator))
-        for owner, new in (
-            (torch.cuda.Stream, _idle_stream_new),
-            (torch.cuda.Event, _idle_stream_new),
-        ):
-            stack.enter_context(_replaced(owner, "__new__", new))
+        for handle in (torch.cuda.Stream, torch.cuda.Event):
+            stack.enter_context(_replaced(handle, "__new__", _idle_stream_new))
         for method in ("__init__", "__enter__", "__exit__"):
             stack.enter_context(_replaced(torch.cuda.device, method, _nothing))
-        for owner, name, make in (
+        patches: tuple[tuple[Any, str, Callable[..., Any]], ...] = (
             (torch.amp.autocast_mode.autocast, "__init__", _patched_autocast),
             (DeviceContext, "__init__", _device_context_init),
             (torch, "is_autocast_enabled", _with_mapped_first),
             (torch, "get_autocast_dtype", _with_mapped_first),
-        ):
+        )
+        for owner, name, make in patches:
             stack.enter_context(_replaced(owner, name, make(getattr(owner, name))))
         with CudaOnCpuMode():
             yield

@@ -22,7 +22,7 @@ def new_fake_mode() -> FakeTensorMode:
 def fake_build(fake_mode: FakeTensorMode) -> Iterator[None]:
     """Within it, modules are built fake and ``module.to(...)`` works on them."""
     original = nn.Module._apply
-    nn.Module._apply = _replacing_apply()  # type: ignore[method-assign, assignment]
+    nn.Module._apply = _replacing_apply()  # type: ignore[method-assign]
     try:
         with fake_mode:
             yield
@@ -56,8 +56,9 @@ def _replacing_apply() -> Callable[..., nn.Module]:
         try:
             if recurse:
                 for child in module.children():
-                    child._apply(fn)
-            for tensors in (module._parameters, module._buffers):
+                    apply_to_tensors(child, fn)
+            stores: tuple[dict[str, Any], ...] = (module._parameters, module._buffers)
+            for tensors in stores:
                 for name, tensor in tensors.items():
                     if tensor is not None:
                         tensors[name] = convert(tensor, fn)
@@ -68,6 +69,11 @@ def _replacing_apply() -> Callable[..., nn.Module]:
         return module
 
     return apply
+
+
+def apply_to_tensors(module: nn.Module, fn: Callable[[Tensor], Tensor]) -> None:
+    """``module._apply(fn)``: ``fn`` on every parameter and buffer, in place."""
+    module._apply(fn)  # type: ignore[no-untyped-call]
 
 
 def make_fake(module: nn.Module, fake_mode: FakeTensorMode) -> nn.Module:
@@ -81,7 +87,7 @@ def make_fake(module: nn.Module, fake_mode: FakeTensorMode) -> nn.Module:
         return fake_mode.from_tensor(tensor.detach(), static_shapes=True)
 
     with fake_build(fake_mode):
-        module._apply(convert)
+        apply_to_tensors(module, convert)
     return module
 
 
@@ -103,10 +109,10 @@ def cast_floating(module: nn.Module, dtype: torch.dtype, fake_mode: FakeTensorMo
         return tensor.to(dtype)
 
     if fake_mode is None:
-        module._apply(convert)
+        apply_to_tensors(module, convert)
         return
     with fake_build(fake_mode):
-        module._apply(convert)
+        apply_to_tensors(module, convert)
 
 
 def _unsaved_buffers(module: nn.Module) -> list[Tensor]:

@@ -120,7 +120,7 @@ def _make_model(config: Any, values: Mapping[str, Any], path: Path, *, dtype: An
 
     chosen = dtype or getattr(config, "dtype", None) or torch.float32
     try:
-        model: nn.Module = AutoModelForCausalLM.from_config(
+        model: nn.Module = AutoModelForCausalLM.from_config(  # type: ignore[no-untyped-call]
             config, dtype=chosen, attn_implementation="sdpa"
         )
     except Exception as error:  # a wrong configuration fails anywhere inside transformers

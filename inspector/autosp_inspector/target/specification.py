@@ -11,13 +11,13 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
 
+from autosp_inspector.schema import TRACE_SUFFIX
 from autosp_inspector.target.errors import TargetError
 
 SQLITE_MAGIC = b"SQLite format 3\x00"
 """First bytes of every SQLite file (https://www.sqlite.org/fileformat.html#magic_header_string)."""
 
 CONFIG_NAME = "config.json"
-TRACE_SUFFIX = ".autosp"
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +103,7 @@ def _recognise_folder(path: Path, factory: str | None, text: str) -> Target:
         raise TargetError("is a folder, which has no factory", where=str(path))
     if (path / CONFIG_NAME).is_file():
         return HuggingFaceConfig(path / CONFIG_NAME, text)
-    if any(is_sqlite(file) for file in sorted(path.iterdir()) if file.is_file()):
+    if any(TRACE_SUFFIX in file.suffixes or is_sqlite(file) for file in sorted(path.iterdir())):
         return TraceFiles(path, text)
     raise TargetError(
         f"holds neither traces (*{TRACE_SUFFIX}) nor a Hugging Face {CONFIG_NAME}",
