@@ -26,6 +26,7 @@ from autosp_inspector.export.placement_style import (
     UNKNOWN,
     PlacementStyle,
     style_of,
+    without_details,
 )
 from autosp_inspector.export.svg import finish_svg
 from hypothesis import given
@@ -191,3 +192,8 @@ def luminance(colour: str) -> float:
     channels = (int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5))
     linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in channels]
     return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+
+def test_the_legend_leaves_out_padding_and_strides() -> None:
+    assert without_details("S(0:seq,outer=2,pad=2)") == "S(0:seq)"
+    assert without_details("RP(sum)") == "RP(sum)"

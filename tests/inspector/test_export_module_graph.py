@@ -7,6 +7,7 @@ from graphlib import TopologicalSorter
 
 import pytest
 from autosp_inspector.errors import ExportError
+from autosp_inspector.export.adoption import adopt_orphans
 from autosp_inspector.export.draw_modules import draw_modules
 from autosp_inspector.export.module_graph import Box, ModuleGraph
 
@@ -234,3 +235,72 @@ def test_backward_layers_that_count_down_fold_too() -> None:
 def test_an_empty_graph_is_refused() -> None:
     with pytest.raises(ExportError, match="no operators to draw"):
         draw(ProgramRows())
+
+
+def test_a_module_that_is_called_twice_is_two_boxes() -> None:
+    rows = ProgramRows()
+    value = rows.add("aten.linear.default", module="first")
+    value = rows.add("aten.dropout.default", value, module="dropout")
+    value = rows.add("aten.linear.default", value, module="second")
+    rows.add("aten.dropout.default", value, module="dropout")
+
+    graph = draw(rows, depth=1)
+
+    assert titles(graph) == ["first", "dropout", "second", "dropout"]
+    assert ("second", "dropout") in linked(graph)
+
+
+def test_parts_of_one_call_that_do_not_meet_are_one_box() -> None:
+    rows = ProgramRows()
+    gradient = rows.add("aten.mul.Tensor", module="loss")
+    again = rows.add("aten.mul.Tensor", gradient, module="other")
+    rows.add("aten.mm.default", gradient, module="linear")
+    rows.add("aten.mm.default", again, module="linear")
+
+    assert titles(draw(rows, depth=1)) == ["loss", "other", "linear"]
+
+
+def test_recomputed_operators_stand_apart_and_say_so() -> None:
+    rows = ProgramRows()
+    again = rows.add("aten.linear.default", module="up")
+    between = rows.add("aten.gelu_backward.default", again, module="gelu")
+    rows.add("aten.mm.default", between, module="up")
+    rows.nodes[0] = replace(rows.nodes[0], recomputed=True)
+
+    graph = draw(rows, depth=1)
+
+    assert titles(graph) == ["up", "gelu", "up"]
+    assert [box.notes for box in graph.boxes] == [("recomputed forward",), (), ()]
+
+
+def test_sums_of_gradients_stand_where_the_last_addend_was_computed() -> None:
+    rows = ProgramRows()
+    above = rows.add("aten.mm.default", module="norm")
+    inner = rows.add("aten.mm.default", above, module="layers.1.mlp.up")
+    rows.add("aten.add.Tensor", above, inner)
+    rows.add("aten.mm.default", module="layers.0")
+    adopted = adopt_orphans(rows.nodes)
+
+    assert [node.module for node in adopted] == [
+        "norm",
+        "layers.1.mlp.up",
+        "layers.1.mlp",
+        "layers.0",
+    ]
+
+
+def test_sums_around_numbered_modules_stand_in_what_holds_the_list() -> None:
+    rows = ProgramRows()
+    inner = rows.add("aten.mm.default", module="model.layers.0")
+    rows.add("aten.add.Tensor", inner, inner)
+
+    assert [node.module for node in adopt_orphans(rows.nodes)] == ["model.layers.0", "model"]
+
+
+def test_a_run_without_a_name_is_titled_after_its_file() -> None:
+    rows = decoder_rows(num_layers=1)
+    graph = draw_modules(
+        rows.nodes, collectives=(), run=make_run(model="", path="runs/try.autosp"), totals={}
+    )
+
+    assert graph.title == "try"

@@ -6,17 +6,13 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from autosp_inspector.export.grouping import (
-    Group,
-    GroupingRequest,
-    group_nodes,
-    is_telling,
-)
+from autosp_inspector.export.grouping import Group, GroupingRequest, group_nodes
 from autosp_inspector.export.labels import kind_text
 from autosp_inspector.export.layer_folds import Folds, fold_layers
 from autosp_inspector.export.module_graph import Box, CollectiveTotal, Frame, Link
 from autosp_inspector.export.module_tree import Scope, matched_paths, opened_paths
 from autosp_inspector.export.operators import describe_operators, short_name
+from autosp_inspector.export.transport import is_telling
 from autosp_inspector.rows import CollectiveRow, NodeRow
 
 MOST_LINKS_FROM_A_BOX = 6
@@ -136,7 +132,7 @@ class Canvas:
                 box_id=box_id,
                 frames=frames,
                 leaving=[node for node in group.nodes if node.name in leaving],
-                notes=tuple(notes.get(group, ())),
+                notes=(*_recomputation_note(group), *notes.get(group, ())),
             )
             for group, box_id in ids.items()
         )
@@ -303,13 +299,18 @@ def _visible_scope_by_path(root: Scope, opened: frozenset[str]) -> dict[str, Sco
     return visible
 
 
+def _recomputation_note(group: Group) -> tuple[str, ...]:
+    is_again = all(node.recomputed for node in group.nodes)
+    return ("recomputed forward",) if is_again else ()
+
+
 def _representative(nodes: Sequence[NodeRow]) -> NodeRow | None:
     """A node with the most frequent placement, the last of the largest ones."""
     sized = [node for node in nodes if node.local_shape is not None]
     if not sized:
         return nodes[-1] if nodes else None
-    counts = Counter(node.placement for node in sized)
-    placement = counts.most_common(1)[0][0]
+    placed = [node.placement for node in sized if node.placement is not None]
+    placement = Counter(placed).most_common(1)[0][0] if placed else None
     same = [node for node in sized if node.placement == placement]
     return max(same, key=lambda node: (node.local_bytes or 0, node.position))
 
@@ -328,7 +329,7 @@ def _operator_title(group: Group) -> str:
     if slices:
         if not computing:
             named = []
-        named.insert(0, f"local slice ×{len(slices)}" if len(slices) > 1 else "local slice")
+        named.insert(0, "local slice")
     return ", ".join(named)
 
 

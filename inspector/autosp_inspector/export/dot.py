@@ -20,7 +20,12 @@ from autosp_inspector.export.labels import (
 )
 from autosp_inspector.export.module_graph import Box, Frame, Link, ModuleGraph
 from autosp_inspector.export.output_file import write_text
-from autosp_inspector.export.placement_style import COLLECTIVE, PlacementStyle, style_of
+from autosp_inspector.export.placement_style import (
+    COLLECTIVE,
+    PlacementStyle,
+    style_of,
+    without_details,
+)
 from autosp_inspector.trace import Trace
 
 FONT = "DejaVu Sans"
@@ -208,9 +213,9 @@ def _heading(graph: ModuleGraph) -> str:
 
 
 def _legend(graph: ModuleGraph) -> str:
-    notations: dict[PlacementStyle, list[str]] = {}
+    notations: dict[PlacementStyle, dict[str, None]] = {}
     for placement in graph.placements:
-        notations.setdefault(style_of(placement), []).append(placement)
+        notations.setdefault(style_of(placement), {})[without_details(placement)] = None
     cells = [_swatch(", ".join(found), style) for style, found in notations.items()]
     kinds = dict.fromkeys(
         kind_text(total.kind)

@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from difflib import get_close_matches
+from pathlib import Path
 
 from autosp_inspector.errors import ExportError
+from autosp_inspector.export.adoption import adopt_orphans
 from autosp_inspector.export.canvas import Canvas, collective_totals
 from autosp_inspector.export.module_graph import Box, CollectiveTotal, ModuleGraph
 from autosp_inspector.export.module_tree import (
@@ -70,6 +72,8 @@ def draw_modules(
     drawn = _drawn_nodes(nodes)
     if not drawn:
         raise ExportError(f"the {phase} graph has no operators to draw")
+    if phase == "backward":
+        drawn = adopt_orphans(drawn)
     root = build_module_tree(drawn)
     by_node = {row.name: row for row in collectives}
     _check_pattern(root, module)
@@ -77,7 +81,7 @@ def draw_modules(
     boxes = canvas.boxes()
     return ModuleGraph(
         phase=phase,
-        title=run.model,
+        title=run.model or Path(run.path).stem,
         facts=_facts(run),
         depth=canvas.depth,
         boxes=boxes,

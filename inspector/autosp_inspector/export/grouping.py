@@ -1,25 +1,25 @@
 """Which nodes of a graph share a box of the drawing.
 
-Nodes of a closed module share its box. In an opened module a collective stands alone
-(with its wait and the copies around it), and the module's own operators share a box as
-long as nothing else runs between them: two operators are apart if a module, a collective
-or another module's operators lie on a path from one to the other, so the drawing of a
-program without loops has no loops either (but for modules that are called twice).
+Nodes of a closed module share its box, one box a call. In an opened module a collective
+stands alone (with its wait and the copies around it), and the module's own operators share
+a box as long as nothing else runs between them: two operators are apart if a module, a
+collective or another module's operators lie on a path from one to the other. So the
+drawing of a program has no loops.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
 from autosp_inspector.export.module_tree import Scope
-from autosp_inspector.export.operators import is_layout_only
+from autosp_inspector.export.pieces import connected_pieces, merge_independent
+from autosp_inspector.export.transport import anchor_transport, is_telling
 from autosp_inspector.rows import CollectiveRow, NodeRow
 
-TRANSPORT_ROLES = frozenset({"collective", "wait", "pack", "unpack"})
-
 GroupKind = Literal["module", "operators", "collective", "input", "output"]
+_Family = tuple[object, ...]
 
 
 @dataclass(slots=True, eq=False)
@@ -47,158 +47,125 @@ class GroupingRequest:
 
 
 def group_nodes(request: GroupingRequest) -> dict[str, Group]:
-    """Node name -> its group. Groups come in the order of their first nodes."""
-    anchors = _anchor_transport(request)
-    levels: dict[str, int] = {}
-    keys: dict[str, tuple[object, ...]] = {}
-    groups: dict[tuple[object, ...], Group] = {}
-    for node in request.nodes:
-        scope = request.scope_of(node)
-        inputs = [name for name in request.inputs_of(node) if name in keys]
-        kind = _kind(node, scope, request, anchors)
-        family = _family(node, kind, scope, request, anchors)
-        levels[node.name] = max(
-            (
-                levels[name] + _is_crossing(name, node.name, keys[name][0], family, anchors)
-                for name in inputs
-            ),
-            default=0,
+    """Node name -> its group."""
+    return _Grouping(request).run()
+
+
+class _Grouping:
+    def __init__(self, request: GroupingRequest) -> None:
+        self.request = request
+        self.names = [node.name for node in request.nodes]
+        known = set(self.names)
+        self.inputs_of = {
+            node.name: [name for name in request.inputs_of(node) if name in known]
+            for node in request.nodes
+        }
+        self.users_of: dict[str, list[str]] = {}
+        for name, sources in self.inputs_of.items():
+            for source in sources:
+                self.users_of.setdefault(source, []).append(name)
+        self.anchors = anchor_transport(
+            request.nodes,
+            inputs_of=self.inputs_of,
+            users_of=self.users_of,
+            is_movable=self._joins_a_collective,
         )
-        keys[node.name] = (family, levels[node.name])
-    for name, anchor in anchors.items():
-        # A copy may come a level before its collective, and must still share its box.
-        keys[name] = (keys[name][0], levels[anchor])
-    by_name: dict[str, Group] = {}
-    components = _components(request, keys)
-    for node in request.nodes:
-        scope = request.scope_of(node)
-        kind = _kind(node, scope, request, anchors)
-        key = _group_key(node, kind, keys[node.name], components)
-        group = groups.setdefault(key, Group(kind=kind, scope=scope))
-        group.nodes.append(node)
-        by_name[node.name] = group
-    for group in groups.values():
-        group.hidden = _is_hidden(group, request)
-    return by_name
+        self.family_of = {node.name: self._family(node) for node in request.nodes}
+        self.level_of = self._levels()
 
+    def run(self) -> dict[str, Group]:
+        pieces = self._pieces()
+        by_piece: dict[object, Group] = {}
+        by_name: dict[str, Group] = {}
+        for node in self.request.nodes:
+            scope = self.request.scope_of(node)
+            piece = pieces[node.name]
+            group = by_piece.setdefault(piece, Group(self._kind(node), scope))
+            group.nodes.append(node)
+            by_name[node.name] = group
+        for group in by_piece.values():
+            group.hidden = self._is_hidden(group)
+        return by_name
 
-def _is_crossing(
-    source: str,
-    target: str,
-    source_family: object,
-    target_family: object,
-    anchors: Mapping[str, str],
-) -> bool:
-    """Whether a step leads out of a box, even if both ends could share one."""
-    return source_family != target_family or anchors.get(source) != anchors.get(target)
+    def _joins_a_collective(self, node: NodeRow) -> bool:
+        """In a module drawn operator by operator, the copies can be seen."""
+        scope = self.request.scope_of(node)
+        is_copy = node.role in ("pack", "unpack")
+        return self.request.is_open(scope) and not (is_copy and self.request.is_detailed(scope))
 
+    def _kind(self, node: NodeRow) -> GroupKind:
+        if node.op == "placeholder":
+            return "input"
+        if node.op == "output":
+            return "output"
+        if not self.request.is_open(self.request.scope_of(node)):
+            return "module"
+        return "collective" if node.name in self.anchors else "operators"
 
-def _kind(
-    node: NodeRow, scope: Scope, request: GroupingRequest, anchors: Mapping[str, str]
-) -> GroupKind:
-    if node.op == "placeholder":
-        return "input"
-    if node.op == "output":
-        return "output"
-    if not request.is_open(scope):
-        return "module"
-    return "collective" if node.name in anchors else "operators"
+    def _family(self, node: NodeRow) -> _Family:
+        """Only nodes of one family can share a box."""
+        scope = self.request.scope_of(node)
+        match self._kind(node):
+            case "module":
+                return ("module", scope.path, node.recomputed)
+            case "collective":
+                return self._collective_family(self.anchors[node.name], scope)
+            case "operators" if not self.request.is_detailed(scope):
+                return ("operators", scope.path)
+            case kind:
+                return (kind, node.name)
 
-
-def _family(
-    node: NodeRow,
-    kind: GroupKind,
-    scope: Scope,
-    request: GroupingRequest,
-    anchors: Mapping[str, str],
-) -> tuple[object, ...]:
-    """Nodes of one family may share a box if their level is the same too."""
-    if kind == "module":
-        return ("module", scope.path)
-    if kind == "collective":
-        row = request.collectives.get(anchors[node.name])
-        if row is None or request.is_detailed(scope):
-            return ("collective", anchors[node.name])
+    def _collective_family(self, anchor: str, scope: Scope) -> _Family:
+        row = self.request.collectives.get(anchor)
+        if row is None or self.request.is_detailed(scope):
+            return ("collective", anchor)
         route = (row.kind, row.axis, row.source_placement, row.target_placement)
         return ("collective", scope.path, *route)
-    if kind == "operators" and not request.is_detailed(scope):
-        return ("operators", scope.path)
-    return (kind, node.name)
 
+    def _levels(self) -> dict[str, int]:
+        """How many boxes lie before a node on the longest way to it."""
+        levels: dict[str, int] = {}
+        for name in self.names:
+            before = (levels[s] + self._leaves_a_box(s, name) for s in self.inputs_of[name])
+            levels[name] = max(before, default=0)
+        return levels
 
-def _group_key(
-    node: NodeRow,
-    kind: GroupKind,
-    key: tuple[object, ...],
-    components: Mapping[str, str],
-) -> tuple[object, ...]:
-    family, level = key
-    if kind == "module":
-        return (family,)
-    if kind == "operators":
-        return (family, level, components[node.name])
-    return (family, level)
+    def _leaves_a_box(self, source: str, target: str) -> bool:
+        if self.family_of[source] != self.family_of[target]:
+            return True
+        return self.anchors.get(source) != self.anchors.get(target)
 
+    def _pieces(self) -> dict[str, object]:
+        """A key for each box."""
+        connected = connected_pieces(self.names, self.inputs_of, self._may_share)
+        pieces: dict[str, object] = {}
+        modules: dict[_Family, dict[str, list[str]]] = {}
+        for name in self.names:
+            family = self.family_of[name]
+            if family[0] == "module":
+                modules.setdefault(family, {}).setdefault(connected[name], []).append(name)
+            elif family[0] == "collective":
+                # A copy may come a level before its collective, and still shares its box.
+                pieces[name] = (family, self.level_of[self.anchors[name]])
+            else:
+                pieces[name] = (family, connected[name])
+        for family, found in modules.items():
+            pieces.update(self._calls(family, found.values()))
+        return pieces
 
-def _components(request: GroupingRequest, keys: Mapping[str, tuple[object, ...]]) -> dict[str, str]:
-    """Name of the first node of each connected piece of equal keys."""
-    parent: dict[str, str] = {node.name: node.name for node in request.nodes}
+    def _calls(self, family: _Family, found: Iterable[Sequence[str]]) -> dict[str, object]:
+        """A module that is called twice is two boxes."""
+        calls = merge_independent(tuple(found), self.users_of, self.level_of)
+        return {name: (family, index) for index, call in enumerate(calls) for name in call}
 
-    def find(name: str) -> str:
-        while parent[name] != name:
-            parent[name] = parent[parent[name]]
-            name = parent[name]
-        return name
+    def _may_share(self, source: str, target: str) -> bool:
+        family = self.family_of[source]
+        if family != self.family_of[target]:
+            return False
+        # Inside a module's box, levels do not matter.
+        return family[0] == "module" or self.level_of[source] == self.level_of[target]
 
-    for node in request.nodes:
-        for name in request.inputs_of(node):
-            if name in keys and keys[name] == keys[node.name]:
-                parent[find(node.name)] = find(name)
-    return {name: find(name) for name in parent}
-
-
-def _anchor_transport(request: GroupingRequest) -> dict[str, str]:
-    """Collectives, and the waits and copies around them -> the collective's name.
-
-    In a module that is drawn operator by operator, only the collective itself and its
-    wait count, so that the copies can be seen.
-    """
-    anchors: dict[str, str] = {}
-    movable = [node for node in request.nodes if _is_transport(node, request)]
-    for node in movable:
-        if node.role == "collective":
-            anchors[node.name] = node.name
-            continue
-        carried = [name for name in request.inputs_of(node) if name in anchors]
-        if carried:
-            anchors[node.name] = anchors[carried[0]]
-    users: dict[str, list[str]] = {}
-    for node in request.nodes:
-        for name in request.inputs_of(node):
-            users.setdefault(name, []).append(node.name)
-    for node in reversed(movable):
-        carried = [name for name in users.get(node.name, []) if name in anchors]
-        if carried and node.name not in anchors:
-            anchors[node.name] = anchors[carried[0]]
-    return anchors
-
-
-def _is_transport(node: NodeRow, request: GroupingRequest) -> bool:
-    scope = request.scope_of(node)
-    if not request.is_open(scope):
-        return False
-    shown_apart = request.is_detailed(scope) and node.role in ("pack", "unpack")
-    return node.role in TRANSPORT_ROLES and not shown_apart
-
-
-def _is_hidden(group: Group, request: GroupingRequest) -> bool:
-    if group.kind != "operators" or request.is_detailed(group.scope):
-        return False
-    return not any(is_telling(node) for node in group.nodes)
-
-
-def is_telling(node: NodeRow) -> bool:
-    """Whether a node does more than move a tensor's elements within one rank."""
-    if node.role in TRANSPORT_ROLES:
-        return node.role == "collective"
-    return node.role == "slice" or not is_layout_only(node.target)
+    def _is_hidden(self, group: Group) -> bool:
+        if group.kind != "operators" or self.request.is_detailed(group.scope):
+            return False
+        return not any(is_telling(node) for node in group.nodes)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
+_DETAILS = re.compile(r",[^)]*(?=\))")
 _PART = re.compile(r"[A-Z](?:\([^)]*\))?")
 
 
@@ -38,6 +39,11 @@ def style_of(placement: str | None) -> PlacementStyle:
     if not telling:
         return REPLICATED
     return _style_of_part(telling[-1])
+
+
+def without_details(placement: str) -> str:
+    """``S(1:seq,pad=2)`` -> ``S(1:seq)``: what a legend needs."""
+    return _DETAILS.sub("", placement)
 
 
 def _style_of_part(part: str) -> PlacementStyle:
