@@ -87,7 +87,7 @@ def cpu_kernel_scratch(*, num_threads: int) -> KernelScratch:
         if target is aten.native_layer_norm_backward.default:
             weight = arguments[5]
             columns = weight.numel() if isinstance(weight, torch.Tensor) else 0
-            item = arguments[0].element_size()
+            item = next(_tensors(arguments)).element_size()
             total += LAYER_NORM_BUFFERS * num_threads * columns * item
         return int(total)
 
@@ -155,9 +155,7 @@ def _contiguous_copies(
     return sum(_bytes(item) for item in _tensors(inputs) if not item.is_contiguous())
 
 
-def _matrix_copies(
-    node: torch.fx.Node, target: OpOverload, arguments: tuple[object, ...]
-) -> int:
+def _matrix_copies(node: torch.fx.Node, target: OpOverload, arguments: tuple[object, ...]) -> int:
     del node
     inputs = (arguments[position] for position in _MATRIX_ARGUMENTS.get(target, ()))
     return sum(_bytes(item) for item in _tensors(inputs) if not _blas_strides(item))
@@ -171,9 +169,7 @@ def _blas_strides(matrix: torch.Tensor) -> bool:
     return by_rows or by_columns or rows == 1 or columns == 1
 
 
-def _promotions(
-    node: torch.fx.Node, target: OpOverload, arguments: tuple[object, ...]
-) -> int:
+def _promotions(node: torch.fx.Node, target: OpOverload, arguments: tuple[object, ...]) -> int:
     """Element-wise operators convert whole inputs of another type than the common one."""
     result = node.meta.get("val")
     if torch.Tag.pointwise not in target.tags or not isinstance(result, torch.Tensor):

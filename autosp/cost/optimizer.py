@@ -72,9 +72,7 @@ def state_tensors(
     return tuple(states)
 
 
-def temporary_bytes(
-    optimizer: OptimizerModel, *, num_elements: int, element_bytes: int
-) -> int:
+def temporary_bytes(optimizer: OptimizerModel, *, num_elements: int, element_bytes: int) -> int:
     """Most bytes that the step allocates for one parameter and frees again.
 
     With ``foreach`` those of all parameters exist at once, else one parameter's at a time.

@@ -92,9 +92,7 @@ class StepOutline:
         return self.first_copy + len(self.copied)
 
 
-def outline_step(
-    step: CompiledStep, *, optimizer: OptimizerModel, zero: ZeroModel
-) -> StepOutline:
+def outline_step(step: CompiledStep, *, optimizer: OptimizerModel, zero: ZeroModel) -> StepOutline:
     """Lay out the moments of a step: nodes, gradient copies, optimizer updates."""
     liveness = step_liveness(step)
     parameters = tuple(_trained_parameters(step, liveness))
@@ -132,9 +130,7 @@ def _trained_parameters(step: CompiledStep, liveness: StepLiveness) -> Iterator[
             yield Parameter(position, step.input_names[position], value, gradient)
 
 
-def _update_moments(
-    parameters: tuple[Parameter, ...], optimizer: OptimizerModel
-) -> list[Moment]:
+def _update_moments(parameters: tuple[Parameter, ...], optimizer: OptimizerModel) -> list[Moment]:
     if not parameters or optimizer.name == "none":
         return []
     if optimizer.implementation == "single_tensor":
@@ -156,9 +152,7 @@ def _obeys_layout(parameter: Parameter) -> bool:
         return bool(gradient.is_contiguous())
     return all(
         size == 1 or wanted == actual
-        for size, wanted, actual in zip(
-            value.shape, value.stride(), gradient.stride(), strict=True
-        )
+        for size, wanted, actual in zip(value.shape, value.stride(), gradient.stride(), strict=True)
     )
 
 

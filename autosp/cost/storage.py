@@ -50,9 +50,7 @@ class StorageTable:
 
     storages: list[Storage] = field(default_factory=list)
 
-    def allocate(
-        self, value: torch.Tensor, *, creator: torch.fx.Node, in_backward: bool
-    ) -> int:
+    def allocate(self, value: torch.Tensor, *, creator: torch.fx.Node, in_backward: bool) -> int:
         index = len(self.storages)
         self.storages.append(
             Storage(
@@ -208,11 +206,7 @@ def _aliased_arguments(
     for position, argument in enumerate(target._schema.arguments):
         if argument.alias_info is None:
             continue
-        value = (
-            node.args[position]
-            if position < len(node.args)
-            else node.kwargs.get(argument.name)
-        )
+        value = node.args[position] if position < len(node.args) else node.kwargs.get(argument.name)
         if isinstance(value, torch.fx.Node):
             index = _first_id(known, value)
             if index is not None:

@@ -61,7 +61,6 @@ def _collect(
 def unique_bytes(tensors: Iterable[torch.Tensor]) -> int:
     """Bytes of the distinct memory blocks behind the tensors."""
     blocks = {
-        tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes()
-        for tensor in tensors
+        tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes() for tensor in tensors
     }
     return sum(blocks.values())

@@ -110,9 +110,7 @@ def profile_training(
     alive = [*parameters, *model.buffers(), *inputs.values(), *states]
     measured = measure_peak(train)
     clear()
-    return ProfiledTraining(
-        step=capture.step(), base_bytes=unique_bytes(alive), measured=measured
-    )
+    return ProfiledTraining(step=capture.step(), base_bytes=unique_bytes(alive), measured=measured)
 
 
 def _state_tensors(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
