@@ -18,6 +18,7 @@ from autosp.compilation import (
     RankCompilation,
     derive_graphs,
     lower_to_rank,
+    unprinted_graphs,
 )
 from autosp.errors import AutoSPError
 from autosp.events import Recorder, RunStarted, SilentRecorder
@@ -56,13 +57,13 @@ class Backend:
         recorder.record(_run_started(group, inner, partitioner))
 
     def __call__(self, module: GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
-        _specialise(module)
         self._context.compilation = len(self.compilations)
-        compilation = lower_to_rank(module, self._context)
-        self.compilations.append(compilation)
-        compiled = derive_graphs(
-            compilation, example_inputs, inner=self._inner, partitioner=self._partitioner
-        )
+        with unprinted_graphs():
+            compilation = lower_to_rank(module, self._context)
+            self.compilations.append(compilation)
+            compiled = derive_graphs(
+                compilation, example_inputs, inner=self._inner, partitioner=self._partitioner
+            )
         if not compilation.outputs.any_sharded:
             return compiled
         leaves, group = compilation.outputs.leaves, self._group.group
@@ -80,13 +81,6 @@ def _leave(result: Any, leaf: OutputLeaf | None, group: Any) -> Any:
     return GatheredOnUse.wrap(
         result, leaf.placement, leaf.shape, group, differentiable=leaf.differentiable
     )
-
-
-def _specialise(module: GraphModule) -> None:
-    """Pin symbolic sizes to this call's; the guard makes another size a new compilation."""
-    for node in module.graph.nodes:
-        if node.op == "placeholder" and isinstance(node.meta.get("example_value"), torch.SymInt):
-            int(node.meta["example_value"])
 
 
 def _run_started(group: RankGroup, inner: str, partitioner: str) -> RunStarted:

@@ -60,8 +60,10 @@ def capture(module: GraphModule) -> CapturedProgram:
     """
     refuse_pieces(module)
     placeholders = [node for node in module.graph.nodes if node.op == "placeholder"]
-    fakes = [node.meta["example_value"] for node in placeholders]
-    fake_mode = _fake_mode_of(fakes)
+    given = [node.meta["example_value"] for node in placeholders]
+    fake_mode = _fake_mode_of(given)
+    with torch._guards.tracing(None), fake_mode:
+        fakes = [_static(value) for value in given]
     program = _trace(module, fakes, fake_mode, functional=False)
     mutations = tuple(_describe(node) for node in program.graph.nodes if is_mutation(node))
     if mutations:
@@ -70,7 +72,6 @@ def capture(module: GraphModule) -> CapturedProgram:
     inputs = tuple(_graph_input(node) for node in placeholders)
     _name_inputs(program, inputs)
     program.graph.eliminate_dead_code()
-    program.recompile()
     return CapturedProgram(program, inputs, fake_mode, mutations, tuple(fakes))
 
 
@@ -98,6 +99,29 @@ def _fake_mode_of(values: Sequence[Any]) -> FakeTensorMode:
         if isinstance(value, FakeTensor):
             return value.fake_mode
     raise AutoSPError("the compiled region has no tensor input", hint="Compile the whole model")
+
+
+def _static(value: Any) -> Any:
+    """The same fake with its sizes pinned: a compilation serves one set of shapes.
+
+    Asking a symbolic size for its number adds a guard to dynamo's, so that another length
+    starts another compilation instead of running this one.
+    """
+    if isinstance(value, torch.SymInt):
+        return int(value)
+    if not isinstance(value, torch.Tensor):
+        return value
+    sizes, strides = list(value.shape), list(value.stride())
+    if all(type(number) is int for number in (*sizes, *strides)):
+        return value
+    with torch.no_grad():
+        pinned = torch.empty_strided(
+            [int(size) for size in sizes],
+            [int(stride) for stride in strides],
+            dtype=value.dtype,
+            device=value.device,
+        )
+    return pinned.requires_grad_(value.requires_grad)
 
 
 def _trace(

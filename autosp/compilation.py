@@ -7,6 +7,7 @@ and backward graphs and never partitions again. What is recorded here is what ru
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -14,6 +15,7 @@ import torch
 from torch._functorch.aot_autograd import aot_module_simplified
 from torch._functorch.partitioners import default_partition, min_cut_rematerialization_partition
 from torch.fx import GraphModule, Node
+from torch.fx._lazy_graph_module import _use_lazy_graph_module
 from torch.utils._pytree import tree_leaves
 
 from autosp.capture import CapturedProgram, capture
@@ -66,6 +68,14 @@ class Graphs:
     forward: GraphModule | None = None
     backward: GraphModule | None = None
     num_forward_outputs: int = 0
+
+
+def unprinted_graphs() -> AbstractContextManager[None]:
+    """Graph modules made inside write their Python code when it is first needed.
+
+    Passes only look at graphs; writing code for each costs a tenth of a compilation.
+    """
+    return _use_lazy_graph_module(True)
 
 
 def lower_to_rank(module: GraphModule, context: PassContext) -> RankCompilation:

@@ -26,6 +26,7 @@ from autosp.compilation import (
     compiled_step,
     derive_graphs,
     lower_to_rank,
+    unprinted_graphs,
 )
 from autosp.cost.step import CompiledStep
 from autosp.errors import AutoSPError, GraphBreakError
@@ -88,7 +89,8 @@ def dry_run(
     started = time.perf_counter_ns()
     recorder.record(_header(request))
     try:
-        result = _run(request, recorder, progress, started)
+        with unprinted_graphs():
+            result = _run(request, recorder, progress, started)
     except BaseException as error:
         elapsed = time.perf_counter_ns() - started
         first_line = next(iter(str(error).splitlines()), type(error).__name__)

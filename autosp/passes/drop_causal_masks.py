@@ -38,7 +38,6 @@ class DropCausalMasks:
                 _replace(site)
             _explain(site, mask, proofs[mask], context)
         program.graph.eliminate_dead_code()
-        program.recompile()
         return program
 
 

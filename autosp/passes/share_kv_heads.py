@@ -43,7 +43,6 @@ class ShareKvHeads:
             site.kwargs = {**site.kwargs, "enable_gqa": True}
             _explain(site, key, shared[0], context)
         program.graph.eliminate_dead_code()
-        program.recompile()
         return program
 
 
