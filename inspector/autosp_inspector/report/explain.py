@@ -1,0 +1,159 @@
+"""Everything known of one node."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from autosp_inspector.report.collectives import collective_record
+from autosp_inspector.report.decisions import alternative_text, decision_record
+from autosp_inspector.report.nodes import node_record
+from autosp_inspector.report.quantities import (
+    UNKNOWN,
+    bytes_text,
+    shape_text,
+    source_text,
+    time_text,
+)
+from autosp_inspector.report.report import Block, Facts, Lines, Report, Table, left, right
+from autosp_inspector.rows import CollectiveRow, CostRow, DecisionRow, NodeRow
+
+
+@dataclass(frozen=True, slots=True)
+class NodeKnowledge:
+    """What the queries say of one node."""
+
+    node: NodeRow
+    history: tuple[NodeRow, ...]
+    decisions: tuple[DecisionRow, ...]
+    collectives: tuple[CollectiveRow, ...]
+    """Inserted for its sake, or itself."""
+    derived: tuple[NodeRow, ...]
+    users: tuple[NodeRow, ...]
+    cost: CostRow | None
+
+
+def explain_report(known: NodeKnowledge) -> Report:
+    """What the node is, why it is placed so, what came of it."""
+    data = {
+        "node": node_record(known.node),
+        "history": [node_record(version) for version in known.history],
+        "decisions": [decision_record(row) for row in known.decisions],
+        "collectives": [collective_record(row) for row in known.collectives],
+        "derived": [node_record(row) for row in known.derived],
+        "users": [row.name for row in known.users],
+        "cost": _cost_record(known.cost),
+    }
+    blocks: list[Block] = [Facts(_facts(known))]
+    if len(known.history) > 1:
+        blocks.append(_history_table(known.history))
+    if known.decisions:
+        blocks.append(_decision_lines(known.decisions))
+    if known.collectives:
+        blocks.append(_collective_table(known.collectives))
+    if known.derived:
+        blocks.append(_derived_table(known.derived))
+    return Report(tuple(blocks), data, [data["node"]])  # type: ignore[list-item]
+
+
+def _cost_record(cost: CostRow | None) -> dict[str, Any] | None:
+    if cost is None:
+        return None
+    return {
+        "flops": cost.flops,
+        "memory_bytes": cost.memory_bytes,
+        "duration_ns": cost.duration_ns,
+        "source": cost.source,
+    }
+
+
+def _facts(known: NodeKnowledge) -> tuple[tuple[str, str], ...]:
+    node = known.node
+    facts = [
+        ("node", f"{node.name} ({node.graph}, {node.phase})"),
+        ("operator", f"{node.target}, {node.role}"),
+        ("inputs", ", ".join(node.inputs) or "none"),
+        ("used by", ", ".join(user.name for user in known.users) or "nothing"),
+        ("global shape", shape_text(node.global_shape, node.dtype)),
+        (
+            "on a rank",
+            f"{shape_text(node.local_shape, node.dtype)}, {bytes_text(node.local_bytes)}",
+        ),
+        ("placement", node.placement or UNKNOWN),
+    ]
+    if node.module:
+        facts.append(("module", f"{node.module} ({node.module_class})".replace(" ()", "")))
+    if node.source is not None:
+        facts.append(("source", f"{source_text(node.source)}  {node.source.text.strip()}".rstrip()))
+    if node.origins:
+        facts.append(("comes from", ", ".join(node.origins)))
+    if node.reason:
+        facts.append(("why", node.reason))
+    if node.saved or node.recomputed:
+        facts.append(("for backward", "saved" if node.saved else "recomputed"))
+    if known.cost is not None:
+        facts.append(("cost, estimate", _cost_text(known.cost)))
+    return tuple(facts)
+
+
+def _cost_text(cost: CostRow) -> str:
+    flops = UNKNOWN if cost.flops is None else f"{cost.flops:.3g}"
+    moved = bytes_text(cost.memory_bytes)
+    return f"{time_text(cost.duration_ns)}, {flops} FLOP, {moved} moved ({cost.source})"
+
+
+def _history_table(history: Sequence[NodeRow]) -> Table:
+    columns = (right("since pass"), left("operator"), left("on a rank"), left("placement"))
+    rows = tuple(
+        (
+            str(version.born_pass),
+            version.target,
+            shape_text(version.local_shape or version.global_shape, version.dtype),
+            version.placement or UNKNOWN,
+        )
+        for version in history
+    )
+    return Table(columns, rows, "History")
+
+
+def _decision_lines(decisions: Sequence[DecisionRow]) -> Lines:
+    lines: list[str] = []
+    for row in decisions:
+        lines.append(f"{row.status} {row.topic}: {row.chosen}")
+        lines.append(f"    because {row.reason}" if row.reason else "    no reason recorded")
+        lines.extend(f"    not {alternative_text(item)}" for item in row.alternatives)
+        if row.rule:
+            lines.append(f"    rule {row.rule}, pass {row.pass_index} {row.pass_name}")
+    return Lines(tuple(lines), "Decisions")
+
+
+def _collective_table(collectives: Sequence[CollectiveRow]) -> Table:
+    columns = (
+        left("collective"),
+        left("kind"),
+        left("phase"),
+        right("bytes"),
+        right("time"),
+        left("reason"),
+    )
+    rows = tuple(
+        (
+            row.name,
+            row.kind,
+            row.phase,
+            bytes_text(row.bytes),
+            time_text(row.duration_ns),
+            row.reason,
+        )
+        for row in collectives
+    )
+    return Table(columns, rows, "Collectives")
+
+
+def _derived_table(derived: Sequence[NodeRow]) -> Table:
+    columns = (left("graph"), left("node"), left("operator"), left("on a rank"))
+    rows = tuple(
+        (row.graph, row.name, row.target, shape_text(row.local_shape, row.dtype)) for row in derived
+    )
+    return Table(columns, rows, "In the other graphs")

@@ -1,0 +1,71 @@
+"""What the user should know of a compilation."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+from autosp_inspector.report.quantities import count_text, fraction_text, source_text
+from autosp_inspector.report.report import Block, Facts, Lines, Report
+from autosp_inspector.rows import EstimateRow, FindingRow
+
+
+def findings_report(
+    findings: Sequence[FindingRow], estimate: EstimateRow | None, *, failure: str = ""
+) -> Report:
+    """All findings, and how much of the step is sharded.
+
+    ``failure`` is the message of a run that did not finish; it counts as an error.
+    """
+    records = [_record(row) for row in findings]
+    data = {
+        "findings": records,
+        "sharded_flops_fraction": estimate.sharded_flops_fraction if estimate else None,
+        "sharded_saved_bytes_fraction": estimate.sharded_saved_bytes_fraction if estimate else None,
+    }
+    facts = Facts(
+        (
+            ("findings", findings_count(findings)),
+            ("sharded FLOPs", fraction_text(data["sharded_flops_fraction"])),  # type: ignore[arg-type]
+            ("sharded saved bytes", fraction_text(data["sharded_saved_bytes_fraction"])),  # type: ignore[arg-type]
+        )
+    )
+    blocks: list[Block] = [facts]
+    if findings:
+        blocks.append(findings_lines(findings))
+    errors = sum(row.severity == "error" for row in findings)
+    return Report(tuple(blocks), data, records, problems=errors + bool(failure))
+
+
+def findings_count(findings: Sequence[FindingRow]) -> str:
+    """``1 error, 2 warnings``, or ``none``."""
+    counts = Counter(row.severity for row in findings)
+    names = {"error": "error", "warning": "warning", "info": "note"}
+    known = [count_text(counts[key], name) for key, name in names.items() if counts[key]]
+    return ", ".join(known) or "none"
+
+
+def findings_lines(findings: Sequence[FindingRow], *, title: str = "") -> Lines:
+    """Each finding on its own lines: what, where, what to do."""
+    lines: list[str] = []
+    for row in findings:
+        lines.append(f"{row.severity} {row.code}: {row.message}")
+        where = ", ".join(part for part in (source_text(row.source), row.module, row.node) if part)
+        if where:
+            lines.append(f"    at {where}")
+        if row.hint:
+            lines.append(f"    {row.hint}")
+    return Lines(tuple(lines), title)
+
+
+def _record(row: FindingRow) -> dict[str, Any]:
+    return {
+        "code": row.code,
+        "severity": row.severity,
+        "message": row.message,
+        "node": row.node,
+        "module": row.module,
+        "source": source_text(row.source),
+        "hint": row.hint,
+    }

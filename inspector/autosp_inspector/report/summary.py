@@ -1,0 +1,250 @@
+"""The first page: does it fit, how long does a step take, what was sharded, what next."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from autosp_inspector.report.collectives import CollectiveTotal, totals_by_kind, totals_table
+from autosp_inspector.report.findings import findings_count, findings_lines
+from autosp_inspector.report.memory import categories_table, peak_facts
+from autosp_inspector.report.quantities import (
+    bytes_text,
+    count_text,
+    fraction_text,
+    mesh_text,
+    share_text,
+    source_text,
+    time_text,
+)
+from autosp_inspector.report.report import Block, Facts, Lines, Report
+from autosp_inspector.report.timeline import time_facts
+from autosp_inspector.rows import (
+    CollectiveRow,
+    DecisionRow,
+    EstimateRow,
+    FindingRow,
+    PassRow,
+    RunRow,
+)
+
+_LAYER = re.compile(r"(?:^|\.)(\d+)(?:\.|$)")
+
+
+@dataclass(frozen=True, slots=True)
+class SummaryContent:
+    """What the queries say of a run."""
+
+    run: RunRow
+    estimate: EstimateRow | None
+    collectives: tuple[CollectiveRow, ...]
+    attention: tuple[DecisionRow, ...]
+    """Decisions about attention sites."""
+    num_attention_sites: int
+    findings: tuple[FindingRow, ...]
+    passes: tuple[PassRow, ...]
+    target: str
+    """How the user named it, for the commands to try next."""
+
+
+@dataclass(frozen=True, slots=True)
+class PerLayer:
+    """Collectives inside the repeated layers of the model."""
+
+    layers: int
+    counts: dict[str, tuple[int, int]]
+    """Phase -> fewest and most collectives in a layer."""
+    bytes: dict[str, int]
+    """Phase -> most bytes in a layer."""
+
+
+def summary_report(content: SummaryContent) -> Report:
+    """The page, and its figures as data."""
+    totals = totals_by_kind(content.collectives)
+    layers = per_layer(content.collectives)
+    blocks = list(_blocks(content, totals, layers))
+    return Report(tuple(blocks), _data(content, totals, layers))
+
+
+def _blocks(
+    content: SummaryContent, totals: Sequence[CollectiveTotal], layers: PerLayer | None
+) -> Iterator[Block]:
+    yield Facts(tuple(_run_facts(content)))
+    if content.run.status != "ok":
+        yield Lines((_status_line(content.run),))
+    yield from _memory_blocks(content.estimate)
+    if content.estimate is not None and content.estimate.step_ns is not None:
+        yield Facts(time_facts(content.estimate), "Time of one step (estimate)")
+    if totals:
+        yield totals_table(totals, title="Communication of one step, per rank")
+        if layers is not None:
+            yield Lines(tuple(_layer_lines(layers)))
+    yield Facts(tuple(_sharding_facts(content)), "Sequence parallelism")
+    if content.findings:
+        yield findings_lines(
+            content.findings, title=f"Findings: {findings_count(content.findings)}"
+        )
+    if content.estimate is not None and content.estimate.not_modelled:
+        items = tuple(f"  {item}" for item in content.estimate.not_modelled)
+        yield Lines(items, "Not modelled")
+    yield Lines(tuple(f"  {line}" for line in _next_commands(content)), "Next")
+
+
+def _run_facts(content: SummaryContent) -> Iterator[tuple[str, str]]:
+    run = content.run
+    yield "model", run.model
+    yield "mesh", f"{mesh_text(run.mesh)}  ({count_text(run.world_size, 'rank')})"
+    config = run.config
+    batch = [
+        f"{label} {config[key]}"
+        for key, label in (("seq", "sequence"), ("batch", "batch"), ("dtype", ""))
+        if config.get(key) is not None
+    ]
+    if batch:
+        yield "input", ", ".join(part.strip() for part in batch)
+    training = [
+        f"{label} {config[key]}".strip()
+        for key, label in (("zero", "ZeRO"), ("optimizer", ""), ("partitioner", ""))
+        if config.get(key) is not None
+    ]
+    if training:
+        yield "training", ", ".join(training)
+    if run.hardware is not None:
+        yield "GPU", str(run.hardware.get("title") or run.hardware.get("name"))
+    yield "compiled", f"{_duration(run)} in {count_text(len(content.passes), 'pass', 'passes')}"
+
+
+def _duration(run: RunRow) -> str:
+    return time_text(run.duration_ns)
+
+
+def _status_line(run: RunRow) -> str:
+    if run.status == "failed":
+        return f"THE COMPILATION FAILED: {run.message}"
+    return "THE RECORDING IS UNFINISHED: what follows is up to its last finished pass."
+
+
+def _memory_blocks(estimate: EstimateRow | None) -> Iterator[Block]:
+    if estimate is None:
+        return
+    facts = Facts(peak_facts(estimate), f"Memory per rank (estimate): {verdict(estimate)}")
+    yield facts
+    yield categories_table(estimate.peak_categories, estimate.peak_live_bytes)
+
+
+def verdict(estimate: EstimateRow) -> str:
+    """``FITS, 12.3 GiB of 80 GiB (15.4 %)``."""
+    size = bytes_text(estimate.peak_live_bytes)
+    if estimate.fits is None or estimate.capacity_bytes is None:
+        return f"{size}, no GPU given to compare with"
+    word = "FITS" if estimate.fits else "DOES NOT FIT"
+    share = share_text(estimate.peak_live_bytes, estimate.capacity_bytes)
+    return f"{word}, {size} of {bytes_text(estimate.capacity_bytes)} ({share})"
+
+
+def per_layer(collectives: Sequence[CollectiveRow]) -> PerLayer | None:
+    """Counts by layer: a layer is a numbered module (``layers.3``); None if there is none."""
+    counts: dict[str, Counter[str]] = defaultdict(Counter)
+    sizes: dict[str, Counter[str]] = defaultdict(Counter)
+    layers: set[str] = set()
+    for row in collectives:
+        match = _LAYER.search(row.module)
+        if match is not None:
+            layer = row.module[: match.end(1)]
+            layers.add(layer)
+            counts[row.phase][layer] += 1
+            sizes[row.phase][layer] += row.bytes
+    if not layers:
+        return None
+    return PerLayer(
+        len(layers),
+        {
+            phase: (min(of[layer] for layer in layers), max(of.values()))
+            for phase, of in counts.items()
+        },
+        {phase: max(of.values()) for phase, of in sizes.items()},
+    )
+
+
+def _layer_lines(layers: PerLayer) -> Iterator[str]:
+    parts = []
+    for phase, (fewest, most) in layers.counts.items():
+        number = str(most) if fewest == most else f"{fewest} to {most}"
+        parts.append(f"{number} in {phase} ({bytes_text(layers.bytes[phase])})")
+    yield f"per layer, {layers.layers} of them: {', '.join(parts)}"
+
+
+def _sharding_facts(content: SummaryContent) -> Iterator[tuple[str, str]]:
+    applied = [row for row in content.attention if row.status == "applied"]
+    yield "attention", f"{len(applied)} of {content.num_attention_sites} sites sharded"
+    for chosen, count in Counter(row.chosen for row in applied).most_common(3):
+        yield "", f"{count} x {chosen}"
+    if content.estimate is not None:
+        yield "sharded FLOPs", fraction_text(content.estimate.sharded_flops_fraction)
+        fraction = content.estimate.sharded_saved_bytes_fraction
+        yield "sharded saved bytes", fraction_text(fraction)
+    if not content.findings:
+        yield "findings", "none"
+
+
+def _next_commands(content: SummaryContent) -> Iterator[str]:
+    target = content.target
+    yield f"autosp-inspect {target}   (in a terminal: the interactive view)"
+    yield f"autosp-inspect collectives {target}   where each collective is, and why"
+    if content.estimate is not None:
+        yield f"autosp-inspect memory {target} --tensors   what is alive at the peak"
+        if content.estimate.peak_node:
+            yield f"autosp-inspect explain {target} {content.estimate.peak_node}"
+    yield f"autosp-inspect export {target} --svg graph.svg   a picture"
+
+
+def _data(
+    content: SummaryContent, totals: Sequence[CollectiveTotal], layers: PerLayer | None
+) -> dict[str, Any]:
+    run, estimate = content.run, content.estimate
+    return {
+        "model": run.model,
+        "status": run.status,
+        "message": run.message,
+        "mesh": dict(run.mesh),
+        "world_size": run.world_size,
+        "config": dict(run.config),
+        "gpu": None if run.hardware is None else run.hardware.get("name"),
+        "compile_ns": run.duration_ns,
+        "passes": len(content.passes),
+        "peak": _peak_data(estimate),
+        "categories": {} if estimate is None else dict(estimate.peak_categories),
+        "capacity_bytes": estimate.capacity_bytes if estimate else None,
+        "fits": estimate.fits if estimate else None,
+        "step_ns": estimate.step_ns if estimate else None,
+        "compute_ns": estimate.compute_ns if estimate else None,
+        "communication_ns": estimate.communication_ns if estimate else None,
+        "exposed_ns": estimate.exposed_ns if estimate else None,
+        "hidden_ns": estimate.hidden_ns if estimate else None,
+        "collectives": [asdict(total) for total in totals],
+        "collectives_per_layer": None if layers is None else asdict(layers),
+        "attention_sites": content.num_attention_sites,
+        "attention_sites_sharded": sum(row.status == "applied" for row in content.attention),
+        "sharded_flops_fraction": estimate.sharded_flops_fraction if estimate else None,
+        "sharded_saved_bytes_fraction": estimate.sharded_saved_bytes_fraction if estimate else None,
+        "findings": dict(Counter(row.severity for row in content.findings)),
+        "not_modelled": list(estimate.not_modelled) if estimate else [],
+    }
+
+
+def _peak_data(estimate: EstimateRow | None) -> dict[str, Any] | None:
+    if estimate is None:
+        return None
+    return {
+        "live_bytes": estimate.peak_live_bytes,
+        "allocated_bytes": estimate.allocated_bytes,
+        "reserved_bytes": estimate.reserved_bytes,
+        "device_bytes": estimate.device_bytes,
+        "phase": estimate.peak_phase,
+        "node": estimate.peak_node,
+        "module": estimate.peak_module,
+        "source": source_text(estimate.peak_source),
+    }

@@ -1,0 +1,46 @@
+"""What running the compiled program against the single-process model gave."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from autosp_inspector.report.report import Facts, Lines, Report, Table, left, right
+
+SHOWN_GRADIENTS = 8
+
+
+def verification_report(data: Mapping[str, Any]) -> Report:
+    """``data`` has the fields of the JSON output."""
+    loss = data["loss"]
+    gradients: Sequence[Mapping[str, Any]] = data["gradients"]
+    facts = Facts(
+        (
+            ("verdict", "EQUAL" if data["ok"] else "DIFFERENT"),
+            ("ranks", f"{data['ranks']} processes, {data['dtype']}"),
+            (
+                "loss",
+                f"{loss['compiled']!r} compiled, {loss['reference']!r} reference, "
+                f"relative error {_error(loss['rel_error'])}",
+            ),
+            ("gradients", f"{len(gradients)}, largest error {_error(data['max_rel_error'])}"),
+        )
+    )
+    worst = sorted(gradients, key=lambda gradient: -_sortable(gradient["rel_error"]))
+    rows = tuple((str(g["name"]), _error(g["rel_error"])) for g in worst[:SHOWN_GRADIENTS])
+    blocks: list[Facts | Lines | Table] = [facts]
+    if rows:
+        columns = (left("parameter"), right("error"))
+        blocks.append(Table(columns, rows, "Largest errors of gradients"))
+    if data.get("first_wrong_node"):
+        blocks.append(Lines((f"First wrong node: {data['first_wrong_node']}",)))
+    return Report(tuple(blocks), data, gradients, problems=0 if data["ok"] else 1)
+
+
+def _error(value: float | None) -> str:
+    return "unknown" if value is None else f"{value:.2e}"
+
+
+def _sortable(value: float | None) -> float:
+    """An error that is not a number is the worst."""
+    return float("inf") if value is None or value != value else value
