@@ -1,0 +1,142 @@
+"""Runs one program, or the programs of P ranks in lock step, keeping every node's value.
+
+Collectives are computed jointly from all ranks' inputs with ordinary differentiable
+operators, so that autograd over the joint computation yields every rank's cotangents.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch.fx import GraphModule, Node
+from torch.fx.node import map_aggregate
+from torch.utils._pytree import tree_leaves, tree_map
+
+from autosp.events import CollectiveKind
+from autosp.graph import collective_kind, is_wait
+
+Environment = dict[Node, Any]
+RankValues = dict[str, list[Any]]
+"""Node name -> its value on every rank."""
+
+
+def run_whole(program: GraphModule, inputs: Sequence[Any]) -> dict[str, Any]:
+    """Run the user's program; node name -> value."""
+    values = run_ranks([program], inputs)
+    return {name: ranks[0] for name, ranks in values.items()}
+
+
+def run_ranks(programs: Sequence[GraphModule], inputs: Sequence[Any]) -> RankValues:
+    """Run the programs of all ranks node by node.
+
+    Args:
+        programs: one a rank, with the same nodes but for constants.
+        inputs: flat inputs; every rank has its own copy, floating ones require a gradient.
+    """
+    environments: list[Environment] = [{} for _ in programs]
+    remaining = [iter(inputs) for _ in programs]
+    values: RankValues = {}
+    with torch.enable_grad():
+        for nodes in zip(*(program.graph.nodes for program in programs), strict=True):
+            assert len({node.name for node in nodes}) == 1, [node.name for node in nodes]
+            results = _step(programs, nodes, environments, remaining)
+            for node, environment, result in zip(nodes, environments, results, strict=True):
+                environment[node] = result
+            values[nodes[0].name] = results
+    return values
+
+
+def _step(
+    programs: Sequence[GraphModule],
+    nodes: Sequence[Node],
+    environments: Sequence[Environment],
+    remaining: Sequence[Any],
+) -> list[Any]:
+    first = nodes[0]
+    if first.op == "placeholder":
+        return [own_copy(next(inputs)) for inputs in remaining]
+    if first.op == "get_attr":
+        assert isinstance(first.target, str)
+        return [
+            operator.attrgetter(str(node.target))(program)
+            for node, program in zip(nodes, programs, strict=True)
+        ]
+    arguments = [
+        map_aggregate((node.args, node.kwargs), lambda a, e=environment: _lookup(e, a))
+        for node, environment in zip(nodes, environments, strict=True)
+    ]
+    if first.op == "output":
+        return [args[0] for args, _ in arguments]  # type: ignore[misc]
+    kind = collective_kind(first)
+    if kind is not None:
+        return communicate(kind, [args[0] for args, _ in arguments])  # type: ignore[misc]
+    if is_wait(first):
+        return [_distinct(args[0], (args,)) for args, _ in arguments]  # type: ignore[misc]
+    if not isinstance(first.target, torch._ops.OpOverload) and first.target is not operator.getitem:
+        # A switch of grad mode or autocast concerns the process: once, not once a rank.
+        args, kwargs = arguments[0]  # type: ignore[misc]
+        return [_call(first, args, kwargs)] * len(nodes)
+    return [
+        _distinct(_call(node, args, kwargs), (args, kwargs))
+        for node, (args, kwargs) in zip(nodes, arguments, strict=True)  # type: ignore[misc]
+    ]
+
+
+def _call(node: Node, args: Any, kwargs: Any) -> Any:
+    assert callable(node.target)
+    return node.target(*args, **kwargs)
+
+
+def _lookup(environment: Environment, argument: Any) -> Any:
+    return environment[argument] if isinstance(argument, Node) else argument
+
+
+def own_copy(value: Any) -> Any:
+    """A leaf of its own; floating tensors require a gradient."""
+    if not isinstance(value, torch.Tensor):
+        return value
+    return value.detach().clone().requires_grad_(value.is_floating_point())
+
+
+def _distinct(result: Any, arguments: Any) -> Any:
+    """Operators that return their input unchanged still get a cotangent of their own."""
+    given = {id(leaf) for leaf in tree_leaves(arguments) if isinstance(leaf, torch.Tensor)}
+
+    def separate(leaf: Any) -> Any:
+        return leaf.view_as(leaf) if id(leaf) in given else leaf
+
+    return tree_map(separate, result)
+
+
+def communicate(kind: CollectiveKind, sent: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """What every rank receives; equal splits of dim 0, reductions are sums.
+
+    Raises:
+        AssertionError: a kind the compiler does not emit.
+    """
+    num_ranks = len(sent)
+    match kind:
+        case "all_to_all":
+            blocks = [tensor.chunk(num_ranks) for tensor in sent]
+            return [
+                torch.cat([blocks[sender][receiver] for sender in range(num_ranks)])
+                for receiver in range(num_ranks)
+            ]
+        case "all_gather":
+            return [torch.cat(list(sent)) for _ in range(num_ranks)]
+        case "all_reduce":
+            return [_total(sent) for _ in range(num_ranks)]
+        case "reduce_scatter":
+            return [_total(sent).chunk(num_ranks)[rank] for rank in range(num_ranks)]
+        case _:
+            raise AssertionError(f"the oracle cannot run {kind}")
+
+
+def _total(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
+    total = tensors[0].clone()
+    for tensor in tensors[1:]:
+        total = total + tensor
+    return total
