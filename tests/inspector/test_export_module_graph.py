@@ -304,3 +304,12 @@ def test_a_run_without_a_name_is_titled_after_its_file() -> None:
     )
 
     assert graph.title == "try"
+
+
+def test_sums_used_only_where_they_arise_stay_there() -> None:
+    rows = ProgramRows()
+    wide = rows.add("aten.mul.Tensor", module="layers.0.norm")
+    total = rows.add("aten.add.Tensor", wide, wide)
+    rows.add("aten.mul.Tensor", total, module="layers.0.norm")
+
+    assert {node.module for node in adopt_orphans(rows.nodes)} == {"layers.0.norm"}

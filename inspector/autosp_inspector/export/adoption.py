@@ -14,23 +14,35 @@ from autosp_inspector.rows import NodeRow
 
 def adopt_orphans(nodes: Sequence[NodeRow]) -> tuple[NodeRow, ...]:
     """``nodes`` in graph order, with a module for those that have no origin."""
-    parents = {node.module.rpartition(".")[0] for node in nodes}
+    holders = {node.module.rpartition(".")[0] for node in nodes}
+    users = _modules_of_users(nodes)
     by_name: dict[str, NodeRow] = {}
     for node in nodes:
         adopted = node
-        if node.op == "call_function" and not node.module and not node.origins:
-            inputs = [by_name[name] for name in node.inputs if name in by_name]
-            if inputs:
-                last = max(inputs, key=lambda row: row.position)
-                adopted = replace(node, module=_surrounding(last.module, parents))
+        inputs = [by_name[name] for name in node.inputs if name in by_name]
+        if inputs and _is_orphan(node):
+            last = max(inputs, key=lambda row: row.position).module
+            stays_inside = users.get(node.name) == {last}
+            adopted = replace(node, module=last if stays_inside else _around(last, holders))
         by_name[node.name] = adopted
     return tuple(by_name.values())
 
 
-def _surrounding(module: str, parents: set[str]) -> str:
-    """The module itself if others stand in it, else the one around it."""
-    if module in parents:
+def _is_orphan(node: NodeRow) -> bool:
+    return node.op == "call_function" and not node.module and not node.origins
+
+
+def _modules_of_users(nodes: Sequence[NodeRow]) -> dict[str, set[str]]:
+    users: dict[str, set[str]] = {}
+    for node in nodes:
+        for name in node.inputs:
+            users.setdefault(name, set()).add(node.module)
+    return users
+
+
+def _around(module: str, holders: set[str]) -> str:
+    """The module itself if others stand in it, else the one that holds it."""
+    if module in holders:
         return module
     parent, _, name = module.rpartition(".")
-    around = parent.rpartition(".")[0] if name.isdigit() else parent
-    return around
+    return parent.rpartition(".")[0] if name.isdigit() else parent
