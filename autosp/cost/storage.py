@@ -175,7 +175,7 @@ def _node_argument(node: torch.fx.Node, position: int) -> torch.fx.Node:
 
 def _element(ids: StorageIds, index: object) -> StorageIds:
     if isinstance(ids, (tuple, list)) and isinstance(index, int):
-        return ids[index]  # type: ignore[no-any-return]
+        return ids[index]
     return ids
 
 

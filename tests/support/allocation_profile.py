@@ -8,6 +8,7 @@ from __future__ import annotations
 import gc
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch._C._profiler import _EventType
@@ -48,7 +49,7 @@ def measure_peak(step: Callable[[], object]) -> AllocationPeak:
 
 
 def _collect(
-    events: Iterable[object],
+    events: Iterable[Any],
     parents: tuple[str, ...],
     found: list[tuple[int, int, tuple[str, ...]]],
 ) -> None:

@@ -15,7 +15,11 @@ from torch._functorch.partitioners import (
     min_cut_rematerialization_partition,
 )
 
+from autosp.cost.kernel_scratch import cpu_kernel_scratch
+from autosp.cost.memory import StepMemory, step_memory
+from autosp.cost.optimizer import OptimizerModel
 from autosp.cost.step import CompiledStep, InputKind
+from autosp.cost.zero import ZeroModel
 from tests.support.allocation_profile import AllocationPeak, measure_peak, unique_bytes
 
 Partitioner = Literal["min_cut", "default"]
@@ -30,6 +34,18 @@ class ProfiledTraining:
     base_bytes: int
     """Parameters, buffers, inputs and optimizer state: alive before the step."""
     measured: AllocationPeak
+
+
+def predicted_excess_bytes(step: CompiledStep, *, optimizer: OptimizerModel) -> int:
+    """The estimated peak above parameters, inputs and optimizer state, on this CPU."""
+    memory = predict_memory(step, optimizer=optimizer)
+    return memory.peak.live_bytes - memory.persistent_bytes
+
+
+def predict_memory(step: CompiledStep, *, optimizer: OptimizerModel) -> StepMemory:
+    """The estimate of a step run here by the inner compiler ``eager``."""
+    scratch = cpu_kernel_scratch(num_threads=torch.get_num_threads())
+    return step_memory(step, optimizer=optimizer, zero=ZeroModel(), kernel_scratch=scratch)
 
 
 class _Capture:
@@ -95,7 +111,7 @@ def profile_training(
 
     def train() -> Any:
         output = compiled(**inputs)
-        loss_of(output).backward()
+        loss_of(output).backward()  # type: ignore[no-untyped-call]
         if optimizer is not None:
             optimizer.step()
         return output
