@@ -12,8 +12,8 @@ from autosp_inspector.report.nodes import node_record
 from autosp_inspector.report.quantities import (
     UNKNOWN,
     bytes_text,
+    place_text,
     shape_text,
-    source_text,
     time_text,
 )
 from autosp_inspector.report.report import Block, Facts, Lines, Report, Table, left, right
@@ -85,7 +85,7 @@ def _facts(known: NodeKnowledge) -> tuple[tuple[str, str], ...]:
     if node.module:
         facts.append(("module", f"{node.module} ({node.module_class})".replace(" ()", "")))
     if node.source is not None:
-        facts.append(("source", f"{source_text(node.source)}  {node.source.text.strip()}".rstrip()))
+        facts.append(("source", f"{place_text(node.source)}  {node.source.text.strip()}".rstrip()))
     if node.origins:
         facts.append(("comes from", ", ".join(node.origins)))
     if node.reason:

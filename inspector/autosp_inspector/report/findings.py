@@ -3,21 +3,16 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
-from autosp_inspector.report.quantities import count_text, fraction_text, source_text
+from autosp_inspector.report.quantities import count_text, fraction_text, place_text, source_text
 from autosp_inspector.report.report import Block, Facts, Lines, Report
 from autosp_inspector.rows import EstimateRow, FindingRow
 
 
-def findings_report(
-    findings: Sequence[FindingRow], estimate: EstimateRow | None, *, failure: str = ""
-) -> Report:
-    """All findings, and how much of the step is sharded.
-
-    ``failure`` is the message of a run that did not finish; it counts as an error.
-    """
+def findings_report(findings: Sequence[FindingRow], estimate: EstimateRow | None) -> Report:
+    """All findings, and how much of the step is sharded."""
     records = [_record(row) for row in findings]
     data = {
         "findings": records,
@@ -35,7 +30,7 @@ def findings_report(
     if findings:
         blocks.append(findings_lines(findings))
     errors = sum(row.severity == "error" for row in findings)
-    return Report(tuple(blocks), data, records, problems=errors + bool(failure))
+    return Report(tuple(blocks), data, records, problems=errors)
 
 
 def findings_count(findings: Sequence[FindingRow]) -> str:
@@ -46,17 +41,31 @@ def findings_count(findings: Sequence[FindingRow]) -> str:
     return ", ".join(known) or "none"
 
 
-def findings_lines(findings: Sequence[FindingRow], *, title: str = "") -> Lines:
+def findings_lines(findings: Sequence[FindingRow]) -> Lines:
     """Each finding on its own lines: what, where, what to do."""
+    return Lines(tuple(line for row in findings for line in _finding_lines(row)))
+
+
+def first_of_each_code(findings: Sequence[FindingRow], *, title: str) -> Lines:
+    """One finding of every kind, with the number of others like it."""
+    counts = Counter(row.code for row in findings)
     lines: list[str] = []
     for row in findings:
-        lines.append(f"{row.severity} {row.code}: {row.message}")
-        where = ", ".join(part for part in (source_text(row.source), row.module, row.node) if part)
-        if where:
-            lines.append(f"    at {where}")
-        if row.hint:
-            lines.append(f"    {row.hint}")
+        others = counts.pop(row.code, 0) - 1
+        if others >= 0:
+            lines.extend(_finding_lines(row))
+        if others > 0:
+            lines.append(f"    and {others} more of this kind: see `autosp-inspect findings`")
     return Lines(tuple(lines), title)
+
+
+def _finding_lines(row: FindingRow) -> Iterator[str]:
+    yield f"{row.severity} {row.code}: {row.message}"
+    where = ", ".join(part for part in (place_text(row.source), row.module, row.node) if part)
+    if where:
+        yield f"    at {where}"
+    if row.hint:
+        yield f"    {row.hint}"
 
 
 def _record(row: FindingRow) -> dict[str, Any]:

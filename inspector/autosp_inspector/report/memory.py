@@ -9,6 +9,7 @@ from typing import Any
 from autosp_inspector.report.quantities import (
     bytes_text,
     count_text,
+    place_text,
     shape_text,
     share_text,
     source_text,
@@ -119,7 +120,7 @@ def peak_facts(estimate: EstimateRow) -> tuple[tuple[str, str], ...]:
     if estimate.peak_module:
         facts.append(("module", estimate.peak_module))
     if estimate.peak_source is not None:
-        place = source_text(estimate.peak_source)
+        place = place_text(estimate.peak_source)
         facts.append(("source", f"{place}  {estimate.peak_source.text.strip()}".rstrip()))
     for label, value in (
         ("allocated", estimate.allocated_bytes),
@@ -159,7 +160,7 @@ def _live_table(live: Sequence[LiveTensorRow]) -> Table:
             bytes_text(tensor.bytes),
             shape_text(tensor.shape, tensor.dtype),
             tensor.module,
-            source_text(tensor.created_by),
+            place_text(tensor.created_by),
             tensor.last_used_by,
         )
         for tensor in live

@@ -9,6 +9,7 @@ from autosp_inspector.report.quantities import (
     UNKNOWN,
     bytes_text,
     count_text,
+    place_text,
     shape_text,
     source_text,
 )
@@ -31,7 +32,7 @@ def nodes_report(graph: str, nodes: Sequence[NodeRow], total: int) -> Report:
             node.placement or UNKNOWN,
             bytes_text(node.local_bytes),
             node.module,
-            source_text(node.source),
+            place_text(node.source),
         )
         for node in nodes
     )

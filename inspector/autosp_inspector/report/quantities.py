@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 
 from autosp_inspector.rows import Source
 
@@ -61,6 +62,16 @@ def shape_text(shape: tuple[int, ...] | None, dtype: str | None = None) -> str:
 def source_text(source: Source | None) -> str:
     """``samples/gpt.py:42``; empty if not known."""
     return f"{source.file}:{source.line}" if source is not None else ""
+
+
+def place_text(source: Source | None) -> str:
+    """As :func:`source_text`, for reading: relative to the current folder if below it."""
+    if source is None:
+        return ""
+    path = Path(source.file)
+    if path.is_absolute() and path.is_relative_to(Path.cwd()):
+        path = path.relative_to(Path.cwd())
+    return f"{path}:{source.line}"
 
 
 def mesh_text(mesh: Mapping[str, int]) -> str:

@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from autosp_inspector.report.collectives import CollectiveTotal, totals_by_kind, totals_table
-from autosp_inspector.report.findings import findings_count, findings_lines
+from autosp_inspector.report.findings import findings_count, first_of_each_code
 from autosp_inspector.report.memory import categories_table, peak_facts
 from autosp_inspector.report.quantities import (
     bytes_text,
@@ -47,7 +47,9 @@ class SummaryContent:
     findings: tuple[FindingRow, ...]
     passes: tuple[PassRow, ...]
     target: str
-    """How the user named it, for the commands to try next."""
+    """The trace's name in the commands to try next."""
+    record_command: str = ""
+    """The command that keeps the trace; empty if it is kept."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,9 +86,8 @@ def _blocks(
             yield Lines(tuple(_layer_lines(layers)))
     yield Facts(tuple(_sharding_facts(content)), "Sequence parallelism")
     if content.findings:
-        yield findings_lines(
-            content.findings, title=f"Findings: {findings_count(content.findings)}"
-        )
+        title = f"Findings: {findings_count(content.findings)}"
+        yield first_of_each_code(content.findings, title=title)
     if content.estimate is not None and content.estimate.not_modelled:
         items = tuple(f"  {item}" for item in content.estimate.not_modelled)
         yield Lines(items, "Not modelled")
@@ -192,13 +193,17 @@ def _sharding_facts(content: SummaryContent) -> Iterator[tuple[str, str]]:
 
 def _next_commands(content: SummaryContent) -> Iterator[str]:
     target = content.target
-    yield f"autosp-inspect {target}   (in a terminal: the interactive view)"
-    yield f"autosp-inspect collectives {target}   where each collective is, and why"
+    if content.record_command:
+        yield f"{content.record_command}  # keep the trace, then:"
+    yield f"autosp-inspect show {target}  # the interactive view"
+    if content.collectives:
+        yield f"autosp-inspect collectives {target}  # where each is, and why"
+        cause = next((row.cause for row in content.collectives if row.cause), "")
+        if cause:
+            yield f"autosp-inspect explain {target} {cause}  # all about one node"
     if content.estimate is not None:
-        yield f"autosp-inspect memory {target} --tensors   what is alive at the peak"
-        if content.estimate.peak_node:
-            yield f"autosp-inspect explain {target} {content.estimate.peak_node}"
-    yield f"autosp-inspect export {target} --svg graph.svg   a picture"
+        yield f"autosp-inspect memory {target} --tensors  # what is alive at the peak"
+    yield f"autosp-inspect export {target} --svg graph.svg  # a picture"
 
 
 def _data(

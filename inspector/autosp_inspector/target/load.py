@@ -37,6 +37,7 @@ from autosp_inspector.target.source_file import (
     importable_folder,
     script_environment,
     source_folder,
+    target_sources_mention,
 )
 from autosp_inspector.target.specification import HuggingFaceConfig
 
@@ -51,7 +52,7 @@ def load_target(recipe: TargetRecipe) -> LoadedTarget:
         TargetError: the target cannot be used; :class:`UserCodeError` if its code raised.
     """
     fake_mode = new_fake_mode()
-    with _user_environment(recipe):
+    with _loading_environment(recipe):
         source = _Source.of(recipe)
         with fake_build(fake_mode):
             built = source.build(tiny=False)
@@ -70,6 +71,7 @@ def load_target(recipe: TargetRecipe) -> LoadedTarget:
         fake_mode=fake_mode,
         batch=recipe.batch,
         seq=seq,
+        dtype_name=_dtype_name(built.module),
         recipe=recipe,
     )
 
@@ -83,7 +85,7 @@ def build_real(recipe: TargetRecipe, *, seed: int, dtype: str, batch: int, seq: 
     Raises:
         TargetError: as for :func:`load_target`, or the model is too large.
     """
-    with _user_environment(recipe):
+    with _loading_environment(recipe):
         source = _Source.of(recipe)
         if not source.can_shrink:
             _check_small(source)
@@ -99,7 +101,7 @@ def build_real(recipe: TargetRecipe, *, seed: int, dtype: str, batch: int, seq: 
 
 
 @contextlib.contextmanager
-def _user_environment(recipe: TargetRecipe) -> Iterator[None]:
+def _loading_environment(recipe: TargetRecipe) -> Iterator[None]:
     """Everything the user's code may rely on while it is imported and called."""
     target = recipe.target
     with contextlib.ExitStack() as stack:
@@ -108,6 +110,23 @@ def _user_environment(recipe: TargetRecipe) -> Iterator[None]:
             forget_target_modules()
             stack.enter_context(importable_folder(source_folder(target)))
         stack.enter_context(cuda_on_cpu())
+        yield
+
+
+@contextlib.contextmanager
+def user_environment(loaded: LoadedTarget) -> Iterator[None]:
+    """What the model's forward may rely on while it is traced.
+
+    CUDA is mapped to the CPU only for files that mention it: torch.compile looks into
+    whatever intercepts its operators, which costs time.
+    """
+    target = loaded.recipe.target
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(script_environment(target.text))
+        if not isinstance(target, HuggingFaceConfig):
+            stack.enter_context(importable_folder(source_folder(target)))
+        if target_sources_mention("cuda"):
+            stack.enter_context(cuda_on_cpu())
         yield
 
 
@@ -190,6 +209,12 @@ def _check_small(source: _Source) -> None:
             hint="Give the factory a parameter `tiny: bool = False` that makes it small, "
             "or shrink it with --arg",
         )
+
+
+def _dtype_name(module: nn.Module) -> str:
+    """Floating dtypes of the parameters: ``bfloat16``, or several."""
+    dtypes = {p.dtype for p in module.parameters() if p.is_floating_point()}
+    return "+".join(sorted(str(dtype).removeprefix("torch.") for dtype in dtypes))
 
 
 def _num_parameters(module: nn.Module) -> int:

@@ -41,9 +41,9 @@ class LoadedTarget:
     fake_mode: FakeTensorMode
     batch: int
     seq: int
+    dtype_name: str
+    """Floating dtype of the parameters, ``bfloat16``."""
     recipe: TargetRecipe
-    notes: tuple[str, ...] = ()
-    """What the user should know of how the model was loaded."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -75,6 +75,17 @@ def forget_target_modules() -> None:
             del sys.modules[name]
 
 
+def target_sources_mention(word: str) -> bool:
+    """Whether ``word`` occurs in a source file of the loaded target."""
+    for module in list(sys.modules.values()):
+        loader = getattr(getattr(module, "__spec__", None), "loader", None)
+        if isinstance(loader, _TargetLoader):
+            source = loader.get_source(module.__name__)
+            if source is not None and word in source:
+                return True
+    return False
+
+
 @contextlib.contextmanager
 def script_environment(name: str) -> Iterator[None]:
     """The user's code sees its own ``sys.argv``, and what it prints goes to stderr."""

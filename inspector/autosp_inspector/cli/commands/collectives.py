@@ -1,0 +1,43 @@
+"""``collectives``: the communication of a step."""
+
+from __future__ import annotations
+
+import click
+
+from autosp_inspector.cli.graph_options import known_graph
+from autosp_inspector.cli.source import OpenedSource
+from autosp_inspector.cli.view import View, rank_parameter
+from autosp_inspector.queries.collectives import list_collectives
+from autosp_inspector.report.collectives import collectives_report
+from autosp_inspector.report.report import Report
+
+
+def view() -> View:
+    options = (
+        click.Option(
+            ["--phase"],
+            type=click.Choice(["forward", "backward", "optimizer"]),
+            help="Only this phase.",
+        ),
+        click.Option(
+            ["--graph"],
+            metavar="GRAPH",
+            help="Of this graph: program, joint, forward or backward.  "
+            "[default: forward and backward]",
+        ),
+        rank_parameter(),
+    )
+    return View(
+        "collectives",
+        "Every collective: bytes, time, cause and reason.",
+        _report,
+        options=options,
+    )
+
+
+def _report(
+    source: OpenedSource, *, phase: str | None, graph: str | None, rank: int | None
+) -> Report:
+    trace = source.trace(rank)
+    name = None if graph is None else known_graph(trace, graph)
+    return collectives_report(list_collectives(trace, phase=phase, graph=name))
