@@ -121,11 +121,16 @@ def _mark_persistent(
 
 def _forward_outputs(step: CompiledStep) -> tuple[list[torch.fx.Node], list[torch.fx.Node]]:
     """User outputs and saved values; constants and None are dropped."""
-    returned = output_node(step.forward.graph).args[0]
-    assert isinstance(returned, (tuple, list))
+    returned = _returned(step.forward.graph)
     users = [item for item in returned[: step.num_forward_outputs] if _is_node(item)]
     saved = [item for item in returned[step.num_forward_outputs :] if _is_node(item)]
     return users, saved  # type: ignore[return-value]
+
+
+def _returned(graph: torch.fx.Graph) -> tuple[object, ...]:
+    """What the graph returns, flat; None keeps its place."""
+    returned = output_node(graph).args[0]
+    return tuple(returned) if isinstance(returned, (tuple, list)) else (returned,)
 
 
 def _is_node(value: object) -> bool:
@@ -155,11 +160,9 @@ def _saved_placeholders(
 
 
 def _gradient_nodes(step: CompiledStep, graph: torch.fx.Graph) -> dict[int, torch.fx.Node]:
-    returned = output_node(graph).args[0]
-    assert isinstance(returned, (tuple, list))
     return {
         position: node
-        for position, node in enumerate(returned[: len(step.input_kinds)])
+        for position, node in enumerate(_returned(graph)[: len(step.input_kinds)])
         if isinstance(node, torch.fx.Node)
     }
 

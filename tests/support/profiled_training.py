@@ -99,7 +99,7 @@ def profile_training(
     inputs: Mapping[str, torch.Tensor],
     *,
     loss_of: Callable[[Any], torch.Tensor],
-    make_optimizer: Callable[[list[nn.Parameter]], torch.optim.Optimizer] | None,
+    make_optimizer: Callable[[list[nn.Parameter]], torch.optim.Optimizer | None],
     partitioner: Partitioner,
 ) -> ProfiledTraining:
     """Compile ``model``, train one step to warm up, and measure the second one."""
@@ -107,7 +107,7 @@ def profile_training(
     capture = _Capture(partitioner)
     compiled = torch.compile(model, backend=capture, fullgraph=True, dynamic=False)
     parameters = list(model.parameters())
-    optimizer = make_optimizer(parameters) if make_optimizer else None
+    optimizer = make_optimizer(parameters)
 
     def train() -> Any:
         output = compiled(**inputs)
