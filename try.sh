@@ -15,18 +15,21 @@ if [ "${1:-}" = --no-tui ]; then
     open_tui=no
     shift
 fi
-if [ $# -eq 0 ]; then
-    set -- "$root/samples/gpt.py" --sp 4 --seq 8192 --gpu a100-80gb
-fi
 
 "$root/scripts/setup.sh" samples
 
 inspect=$root/.venv/bin/autosp-inspect
 trace=$root/runs/try.autosp
 mkdir -p "$root/runs"
+if [ $# -eq 0 ]; then
+    cd "$root"
+    trace=runs/try.autosp
+    set -- samples/gpt.py --sp 4 --seq 8192 --gpu a100-80gb
+fi
 "$inspect" record "$@" -o "$trace"
 "$inspect" summary "$trace"
-"$inspect" export "$trace" --svg "$root/runs/try.svg"
+"$inspect" export "$trace" --svg "${trace%.autosp}.svg"
+printf 'autosp-inspect is in %s\n' "$root/.venv/bin" >&2
 if [ "$open_tui" = yes ] && [ -t 0 ] && [ -t 1 ]; then
     exec "$inspect" show "$trace"
 fi

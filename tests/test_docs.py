@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import ast
+import os
 import re
+import shlex
+import subprocess
 from pathlib import Path
 
 import pytest
+from autosp_inspector.cli.main import make_cli
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -67,3 +71,45 @@ def test_the_table_of_passes_names_the_passes_of_the_compiler() -> None:
 
     assert set(documented) >= running
     assert set(documented) <= running | declared
+
+
+def inspect_commands() -> list[list[str]]:
+    words = (shlex.split(command) for command in shell_commands())
+    return [line[1:] for line in words if line[0] == "autosp-inspect"]
+
+
+def test_commands_of_the_documentation_are_understood_by_the_command_line() -> None:
+    documented = inspect_commands()
+    group = make_cli()
+
+    assert len(documented) >= 5
+    for arguments in documented:
+        context = group.make_context("autosp-inspect", list(arguments))
+        name, command, rest = group.resolve_command(
+            context, [*context._protected_args, *context.args]
+        )
+        assert command is not None and name is not None, arguments
+        command.make_context(name, rest, parent=context)
+
+
+def test_commands_that_the_readme_lists_exist() -> None:
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    sentence = readme.partition("Every view is also a command (")[2].partition(")")[0]
+    named = re.findall(r"`([a-z]+)`", sentence)
+
+    assert named
+    assert set(named) <= set(make_cli().commands)
+
+
+@pytest.mark.parametrize("script", ["try.sh", "test.sh", "scripts/setup.sh", ".ci/run"])
+def test_scripts_can_be_run_and_are_sound(script: str) -> None:
+    path = ROOT / script
+
+    assert os.access(path, os.X_OK)
+    assert subprocess.run(["bash", "-n", str(path)]).returncode == 0
+
+
+def test_the_try_script_uses_commands_that_exist() -> None:
+    text = (ROOT / "try.sh").read_text(encoding="utf-8")
+
+    assert set(re.findall(r'"\$inspect" (\w+)', text)) <= set(make_cli().commands)
