@@ -177,7 +177,8 @@ def _graph_spans(outline: StepOutline) -> Iterator[Span]:
     """Inputs, constants and what the nodes of the graphs allocate."""
     liveness = outline.liveness
     categories = storage_categories(outline.step, liveness)
-    names, parameters = _input_names(outline), _parameter_storages(outline)
+    names = _input_names(outline)
+    gathered = _parameter_uses(outline) if outline.zero.shards_parameters else {}
     storages = liveness.table.storages
     released = _released_by_copy(outline)
 
@@ -198,8 +199,8 @@ def _graph_spans(outline: StepOutline) -> Iterator[Span]:
     for storage in storages:
         if storage.persistent:
             whole = span(storage, 0, outline.last)
-            if storage.index in parameters and outline.zero.shards_parameters:
-                yield from _gathered(outline, whole, storage.index)
+            if storage.index in gathered:
+                yield from _gathered(whole, outline, gathered[storage.index])
             else:
                 yield whole
     for lifetime in liveness.lifetimes:
@@ -269,42 +270,29 @@ def _copy_spans(outline: StepOutline) -> Iterator[Span]:
         yield from _scattered(outline, span) if outline.zero.shards_gradients else (span,)
 
 
-def _gathered(outline: StepOutline, whole: Span, storage: int) -> Iterator[Span]:
-    """ZeRO-3: a share that stays, and the full parameter around each of its uses."""
+def _gathered(whole: Span, outline: StepOutline, uses: set[int]) -> Iterator[Span]:
+    """ZeRO-3: a share that stays, and the full parameter wherever it is read."""
     yield replace(whole, size_bytes=outline.zero.share(whole.size_bytes))
-    index_of = {node: index for index, node in enumerate(outline.liveness.moments)}
-    for graph_storages in (outline.liveness.forward, outline.liveness.backward):
-        if graph_storages is None:
-            continue
-        for start, end in _merge(_use_intervals(graph_storages, storage, index_of)):
-            yield replace(
-                whole,
-                start=start,
-                end=end,
-                category="gather_reduce_buckets",
-                persistent=False,
-            )
+    for moment in sorted(uses):
+        yield replace(
+            whole, start=moment, end=moment, category="gather_reduce_buckets", persistent=False
+        )
 
 
-def _use_intervals(
-    storages: GraphStorages, storage: int, index_of: dict[torch.fx.Node, int]
-) -> Iterator[tuple[int, int]]:
-    """From each direct reader of the parameter to the last reader of the view it makes."""
-    aliases = [node for node in storages.ids if storage in storages.of(node)]
-    for node in aliases:
-        for user in node.users:
-            if user in index_of:
-                yield index_of.get(node, index_of[user]), index_of[user]
+def _parameter_uses(outline: StepOutline) -> dict[int, set[int]]:
+    """Storage of a parameter -> moments at which an operator reads it.
 
-
-def _merge(intervals: Iterator[tuple[int, int]]) -> list[tuple[int, int]]:
-    merged: list[tuple[int, int]] = []
-    for start, end in sorted(intervals):
-        if merged and start <= merged[-1][1]:
-            merged[-1] = (merged[-1][0], max(end, merged[-1][1]))
-        else:
-            merged.append((start, end))
-    return merged
+    A view reads nothing: its readers do.
+    """
+    liveness = outline.liveness
+    index_of = {node: index for index, node in enumerate(liveness.moments)}
+    uses: dict[int, set[int]] = {index: set() for index in _parameter_storages(outline)}
+    for storages in filter(None, (liveness.forward, liveness.backward)):
+        for node in storages.ids:
+            for storage in uses.keys() & storages.of(node):
+                readers = (user for user in node.users if storage not in storages.of(user))
+                uses[storage].update(index_of[user] for user in readers if user in index_of)
+    return uses
 
 
 def _scattered(outline: StepOutline, kept: Span) -> Iterator[Span]:
