@@ -20,7 +20,7 @@ from torch.fx import GraphModule, Interpreter, Node
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from autosp.errors import AutoSPError, GraphBreakError, MutationError
-from autosp.graph import attribute_path, is_mutation, source_location
+from autosp.graph import attribute_path, is_mutation, is_user_file, source_location
 
 InputKind = Literal["parameter", "buffer", "input"]
 
@@ -69,7 +69,7 @@ def capture(module: GraphModule) -> CapturedProgram:
     if mutations:
         program = _trace(module, fakes, fake_mode, functional=True)
         _refuse_mutations(program)
-    inputs = tuple(_graph_input(node) for node in placeholders)
+    inputs = describe_inputs(module)
     _name_inputs(program, inputs)
     program.graph.eliminate_dead_code()
     return CapturedProgram(program, inputs, fake_mode, mutations, tuple(fakes))
@@ -83,7 +83,7 @@ def refuse_pieces(module: GraphModule) -> None:
     where = ""
     for frame in reversed(list(getattr(reason, "user_stack", []) or [])):
         where = f"{frame.filename}:{frame.lineno} in {frame.name}"
-        if "/torch/" not in frame.filename:
+        if is_user_file(frame.filename):
             break
     first_line = str(reason.reason).strip().splitlines()[0]
     raise GraphBreakError(
@@ -155,6 +155,20 @@ def _refuse_mutations(program: GraphModule) -> None:
             hint="An input, parameter or buffer changed inside the forward cannot be kept equal "
             "on all ranks: compute a new tensor instead",
         )
+
+
+def describe_inputs(module: GraphModule) -> tuple[GraphInput, ...]:
+    """Names and kinds of a dynamo graph's inputs, kept on its placeholders.
+
+    Dynamo forgets where an input comes from once its backend has returned.
+    """
+    inputs: list[GraphInput] = []
+    for node in module.graph.find_nodes(op="placeholder"):
+        known = node.meta.get("autosp_input")
+        given = known if isinstance(known, GraphInput) else _graph_input(node)
+        node.meta["autosp_input"] = given
+        inputs.append(given)
+    return tuple(inputs)
 
 
 def _graph_input(node: Node) -> GraphInput:

@@ -161,6 +161,7 @@ def derive_graphs(
             forward, backward = PARTITIONERS[partitioner](joint, joint_inputs, **options)
             graphs.num_forward_outputs = int(options["num_fwd_outputs"])
             graphs.forward, graphs.backward = forward, backward
+            _name_inputs(compilation)
             _record_partition(compilation, index)
         return forward, backward
 
@@ -211,6 +212,23 @@ class _PassState:
 def _snapshot(compilation: RankCompilation, name: Any, module: GraphModule, index: int) -> None:
     context = compilation.context
     context.snapshot(name, lambda: snapshot_derived(name, module, compilation.view, index))
+
+
+def _name_inputs(compilation: RankCompilation) -> None:
+    """Parameters and inputs of both halves get the names of the user's program."""
+    graphs = compilation.graphs
+    assert graphs.forward is not None and graphs.backward is not None
+    program_inputs = compilation.sharded.program.graph.find_nodes(op="placeholder")
+    backward_inputs = {n.name: n for n in graphs.backward.graph.find_nodes(op="placeholder")}
+    forward_inputs = graphs.forward.graph.find_nodes(op="placeholder")
+    if len(forward_inputs) != len(program_inputs):
+        return  # torch added inputs of its own: keep its names
+    for given, node in zip(program_inputs, forward_inputs, strict=True):
+        twin = backward_inputs.get(node.name)
+        for renamed in (node,) if twin is None else (node, twin):
+            renamed._rename(given.name)
+            renamed.target = renamed.name
+            renamed.meta["autosp_input"] = given.meta.get("autosp_input")
 
 
 def _record_partition(compilation: RankCompilation, index: int) -> None:

@@ -20,6 +20,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx import GraphModule
 
 import autosp
+from autosp.capture import describe_inputs
 from autosp.compilation import (
     GRADIENT_CONVENTION,
     RankCompilation,
@@ -33,7 +34,7 @@ from autosp.errors import AutoSPError, GraphBreakError
 from autosp.estimate import StepEstimate, estimate_step
 from autosp.events import Finding, Recorder, RunFinished, RunStarted, SilentRecorder
 from autosp.findings import check_compilation
-from autosp.graph import WRAPPER_ATTRIBUTE
+from autosp.graph import WRAPPER_ATTRIBUTE, is_user_file
 from autosp.hardware import Device
 from autosp.inner import DryRun
 from autosp.loss_of import LossOfOutput
@@ -120,6 +121,7 @@ def _run(
             mesh=request.mesh,
             zero=request.zero,
             optimizer=request.optimizer,
+            is_sharded=compilation.view.is_sharded,
         )
         for event in estimate.events:
             recorder.record(event)
@@ -182,6 +184,7 @@ def dynamo_graph(
 
     def hand_over(module: GraphModule, example_inputs: Sequence[Any]) -> Any:
         del example_inputs
+        describe_inputs(module)
         raise _Captured(module)
 
     torch._dynamo.reset()
@@ -210,7 +213,7 @@ def graph_break(why: Unsupported) -> GraphBreakError:
     """Dynamo's refusal in one line: what, at which line of the user's program, what to do."""
     where = ""
     for frame in reversed(list(why.real_stack)):
-        if "/torch/" not in frame.filename and "/autosp/" not in frame.filename:
+        if is_user_file(frame.filename):
             where = f"{frame.filename}:{frame.lineno} in {frame.name}: {frame.line}"
             break
     return GraphBreakError(

@@ -29,6 +29,7 @@ from autosp.graph import (
     local_tag,
     tensor_of,
 )
+from autosp.placement import Replicate
 from autosp.records import dtype_name, tag_of
 from autosp.sharding.seeds import attention_sites, find_seeds
 
@@ -108,24 +109,16 @@ def _square_tensors(compilation: RankCompilation) -> Iterator[Finding]:
             tensor = tensor_of(node)
             if tensor is None or sum(size >= length for size in tensor.shape) < 2:
                 continue
-            if node.op == "placeholder" and not _is_activation(node, length):
-                continue
+            if node.op == "placeholder":
+                continue  # weights; what was saved is seen where it is made
             finding = _square(compilation, node, tensor, length)
             if finding.node not in seen:
                 seen.add(finding.node)
                 yield finding
 
 
-def _is_activation(node: Node, length: int) -> bool:
-    """Wide weights may have two dims above a short sequence length; saved tensors count."""
-    del length
-    return node.meta.get("autosp_input") is None and not node.name.startswith("primals")
-
-
-def _square(
-    compilation: RankCompilation, node: Node, tensor: torch.Tensor, length: int
-) -> Finding:
-    size = tensor.numel() * tensor.element_size()
+def _square(compilation: RankCompilation, node: Node, tensor: torch.Tensor, length: int) -> Finding:
+    size = _num_bytes(tensor)
     return _finding(
         compilation,
         node,
@@ -154,25 +147,45 @@ def _unclassified(compilation: RankCompilation) -> Iterator[Finding]:
 
 
 def _replicated_sequence(compilation: RankCompilation) -> Iterator[Finding]:
-    """Large floating activations of full sequence length, outside attention."""
+    """Large floating activations of full sequence length, outside attention: one finding."""
     length = sequence_length(compilation)
-    for node in compilation.sharded.program.graph.nodes:
-        tag, tensor = local_tag(node), tensor_of(node)
-        if tag is None or tensor is None or not tensor.is_floating_point():
-            continue
-        if tag.role != "compute" or not tag.is_value or str(tag.placement) != "R":
-            continue
-        size = tensor.numel() * tensor.element_size()
-        if size >= LARGE_BYTES and length in tensor.shape:
-            yield _finding(
-                compilation,
-                node,
-                "replicated-sequence",
-                "info",
-                f"{dtype_name(tensor.dtype)}{list(tensor.shape)} ({size / 2**20:.0f} MiB) is "
-                "computed whole on every rank",
-                "It depends on positions only; usually harmless, but it does not shrink with SP",
-            )
+    whole = [
+        (node, tensor)
+        for node in compilation.sharded.program.graph.nodes
+        if (tensor := tensor_of(node)) is not None and _is_whole(node, tensor, length)
+    ]
+    if not whole:
+        return
+    largest, tensor = max(whole, key=lambda pair: _num_bytes(pair[1]))
+    total = sum(_num_bytes(tensor) for _, tensor in whole)
+    yield _finding(
+        compilation,
+        largest,
+        "replicated-sequence",
+        "info",
+        f"{len(whole)} tensors of the whole sequence ({total / 2**20:.0f} MiB if all were alive) "
+        f"are computed on every rank; the largest is {dtype_name(tensor.dtype)}"
+        f"{list(tensor.shape)} ({_num_bytes(tensor) / 2**20:.0f} MiB)",
+        "They depend on positions only, such as rotary tables, and are cut where they meet "
+        "sharded data",
+    )
+
+
+def _is_whole(node: Node, tensor: torch.Tensor, length: int) -> bool:
+    tag = local_tag(node)
+    return (
+        tag is not None
+        and tag.role == "compute"
+        and tag.is_value
+        and isinstance(tag.placement, Replicate)
+        and tensor.is_floating_point()
+        and length in tensor.shape
+        and _num_bytes(tensor) >= LARGE_BYTES
+    )
+
+
+def _num_bytes(tensor: torch.Tensor) -> int:
+    return int(tensor.numel()) * tensor.element_size()
 
 
 def _does_not_fit(estimate: StepEstimate) -> Finding:

@@ -6,8 +6,11 @@ Nodes are never recognised by the text of their target or by their name.
 from __future__ import annotations
 
 import linecache
+import os
 import re
 from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -139,6 +142,7 @@ _MEMBER = re.compile(r"_(?:modules|parameters|buffers)\['([^']+)'\]")
 _ROOT = re.compile(r"^L\['[^']+'\](?:\[\d+\])*\.?")
 
 
+@lru_cache(maxsize=16_384)
 def attribute_path(dynamo_name: str) -> str:
     """A module or parameter path as the user writes it.
 
@@ -166,7 +170,14 @@ def module_path(node: Node) -> str:
 
 
 _FRAME = re.compile(r'File "([^"]+)", line (\d+), in (\S+)')
-_LIBRARY_PARTS = ("/torch/", "/site-packages/torch/")
+_NOT_THE_USERS = tuple(
+    f"{Path(file).parent}{os.sep}" for file in (torch.__file__, __file__) if file is not None
+)
+
+
+def is_user_file(file: str) -> bool:
+    """Whether a source file is neither torch's nor ours."""
+    return not file.startswith(_NOT_THE_USERS)
 
 
 def source_location(node: Node) -> SourceLocation | None:
@@ -177,10 +188,11 @@ def source_location(node: Node) -> SourceLocation | None:
     return _parse_trace(trace)
 
 
+@lru_cache(maxsize=16_384)
 def _parse_trace(trace: str) -> SourceLocation | None:
     frames = _FRAME.findall(trace)
     for file, line, function in reversed(frames):
-        if any(part in file for part in _LIBRARY_PARTS):
+        if not is_user_file(file):
             continue
         number = int(line)
         return SourceLocation(file, number, function, linecache.getline(file, number).strip())

@@ -86,9 +86,7 @@ REPLICATE = Replicate()
 PARTIAL_SUM = Partial("sum")
 
 
-def shard_dim(
-    dim: int, size: int, num_ranks: int, *, outer: int = 1, label: str = ""
-) -> Shard:
+def shard_dim(dim: int, size: int, num_ranks: int, *, outer: int = 1, label: str = "") -> Shard:
     """Cut a dim of ``size`` rows over ``num_ranks``, padded where it must be."""
     atom = size // outer
     return Shard(dim=dim, atom=atom, outer=outer, pad=-atom % num_ranks, label=label)

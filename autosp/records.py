@@ -28,7 +28,7 @@ from autosp.graph import (
     source_location,
     tensor_of,
 )
-from autosp.placement import Placement, local_shape
+from autosp.placement import Placement, Shard, local_shape
 from autosp.sharding.propagate import LocalValue
 
 _SWAPPED: dict[NodeRole, NodeRole] = {"pack": "unpack", "unpack": "pack"}
@@ -58,6 +58,12 @@ class ProgramView:
         placed = {name: (v.placement, v.shape) for name, v in values.items()}
         locations = {n.name: _location(n) for n in user_program.graph.nodes}
         return ProgramView(tags, placed, locations, num_ranks)
+
+    def is_sharded(self, node: Node) -> bool:
+        """Whether a node of a derived graph works on this rank's part of the sequence."""
+        tag = tag_of(node, self)
+        placed = self.placed.get(tag.origin) if tag else None
+        return placed is not None and isinstance(placed[0], Shard)
 
 
 def _location(node: Node) -> tuple[str, str, SourceLocation | None]:
@@ -159,10 +165,15 @@ def phase_of(node: Node, graph_name: GraphName) -> Phase:
 
 
 def tag_of(node: Node, view: ProgramView) -> LocalTag | None:
-    """The tag of the per-rank program's node that a derived node comes from."""
+    """The tag of the per-rank program's node that a derived node comes from.
+
+    Sums of gradients that autograd adds have no counterpart: they belong to their last input.
+    """
     name = local_origin(node)
     if name is None and node.op == "placeholder":
         name = node.name
+    if name is None and node.op == "call_function":
+        name = next((n for i in reversed(node.all_input_nodes) if (n := local_origin(i))), None)
     return view.tags.get(name) if name else None
 
 

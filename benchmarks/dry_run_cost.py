@@ -1,0 +1,125 @@
+"""CPU time and memory of a dry run against torch's own capture and joint graph.
+
+    python benchmarks/dry_run_cost.py [--sp 8] [--seq 131072] [--layers 32]
+
+The same model, one after the other in one process: dynamo's capture and AOTAutograd's
+joint graph (what anyone pays who compiles the model), then the whole dry run with its
+passes, partition and estimates, unrecorded and recorded. Prints ratios of process CPU
+time, which other load on the machine disturbs little, and the peak resident memory.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import resource
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch._functorch.aot_autograd import aot_module_simplified
+from torch._functorch.partitioners import default_partition
+from torch._guards import TracingContext, tracing
+
+from autosp.dry_run import DryRunRequest, dry_run, dynamo_graph
+from autosp.hardware import find_device
+from autosp.mesh import Mesh
+from autosp_inspector.recorder import TraceRecorder
+from autosp_inspector.target.fake_build import fake_build, new_fake_mode
+
+SAMPLES = Path(__file__).resolve().parent.parent / "samples"
+
+
+class _JointDone(Exception):
+    pass
+
+
+def cpu_seconds(work: Callable[[], Any]) -> float:
+    started = time.process_time()
+    work()
+    return time.process_time() - started
+
+
+def torch_alone(request: DryRunRequest) -> None:
+    """Dynamo's capture and AOTAutograd's joint graph of the unchanged model."""
+    graph = dynamo_graph(request.model, request.args, request.kwargs, request.fake_mode)
+    fakes = [n.meta["example_value"] for n in graph.graph.find_nodes(op="placeholder")]
+    fake_mode = next(f.fake_mode for f in fakes if isinstance(f, torch.Tensor))
+
+    def stop(*_: Any, **__: Any) -> Any:
+        raise _JointDone
+
+    def nothing(module: Any, inputs: Sequence[Any]) -> Any:
+        raise AssertionError(module, inputs)
+
+    try:
+        with tracing(TracingContext(fake_mode)), fake_mode:
+            aot_module_simplified(
+                graph, fakes, fw_compiler=nothing, bw_compiler=nothing, partition_fn=stop
+            )
+    except _JointDone:
+        return
+    raise AssertionError(default_partition)
+
+
+def request_for(sp: int, seq: int, layers: int) -> DryRunRequest:
+    sys.path.insert(0, str(SAMPLES))
+    import hf_llama
+
+    fake_mode = new_fake_mode()
+    with fake_build(fake_mode):
+        model = hf_llama.build(num_hidden_layers=layers).train()
+        ids = torch.randint(0, 100, (1, seq))
+        labels = ids.clone()
+    return DryRunRequest(
+        model=model,
+        args=(),
+        kwargs={"input_ids": ids, "labels": labels},
+        fake_mode=fake_mode,
+        mesh=Mesh(sp=sp),
+        model_name="samples/hf_llama.py:build",
+        options={"seq": seq, "batch": 1, "sp": sp},
+        device=find_device("a100-80gb"),
+    )
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--sp", type=int, default=8)
+    parser.add_argument("--seq", type=int, default=131072)
+    parser.add_argument("--layers", type=int, default=32)
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    cpu_seconds(lambda: torch_alone(request_for(2, 256, 1)))  # imports and caches
+    cpu_seconds(lambda: dry_run(request_for(2, 256, 1)))
+
+    alone = cpu_seconds(lambda: torch_alone(request_for(options.sp, options.seq, options.layers)))
+    silent = cpu_seconds(lambda: dry_run(request_for(options.sp, options.seq, options.layers)))
+    with tempfile.TemporaryDirectory() as folder:
+        recorder = TraceRecorder(Path(folder) / "run.autosp")
+
+        def recorded_run() -> None:
+            dry_run(request_for(options.sp, options.seq, options.layers), recorder=recorder)
+            recorder.close()
+
+        recorded = cpu_seconds(recorded_run)
+    resident = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
+    figures = {
+        "torch_capture_and_joint_cpu_s": round(alone, 2),
+        "dry_run_cpu_s": round(silent, 2),
+        "recorded_dry_run_cpu_s": round(recorded, 2),
+        "dry_run_over_torch": round(silent / alone, 3),
+        "recorded_over_torch": round(recorded / alone, 3),
+        "recording_share": round(recorded / silent - 1, 4),
+        "peak_resident_gib": round(resident, 2),
+    }
+    print(json.dumps(figures, indent=2))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
