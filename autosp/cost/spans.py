@@ -12,7 +12,7 @@ from autosp.cost.categories import storage_categories
 from autosp.cost.liveness import CALLER, StepLiveness, step_liveness
 from autosp.cost.optimizer import OptimizerModel, state_tensors, temporary_bytes
 from autosp.cost.step import CompiledStep
-from autosp.cost.storage import GraphStorages, Storage
+from autosp.cost.storage import Storage
 from autosp.cost.zero import ZeroModel
 from autosp.events import Phase
 from autosp.graph import module_path
