@@ -338,7 +338,7 @@ def test_a_factory_that_raises_shows_the_users_lines_only(tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     ("body", "message"),
     [
-        ("def build(): return 3", "the factory returned a int"),
+        ("def build(): return 3", "the factory returned a value of type int"),
         ("def build(): pass", "the factory returned None"),
         ("def build(): return 1, 2, 3", r"the factory returned a tuple of \(int, int, int\)"),
         ("build = 'x'\nmodel = 3", "has no factory"),

@@ -8,19 +8,14 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from autosp.errors import AutoSPError
+from autosp.errors import AutoSPError, GraphBreakError
 from autosp.hardware import Device, find_device
 from autosp.mesh import Mesh
 from autosp_inspector.cli.layout_options import Layout
 from autosp_inspector.errors import TraceError
 from autosp_inspector.recorder import TraceRecorder
-from autosp_inspector.target.errors import UserCodeError
 from autosp_inspector.target.specification import ModelTarget
-from autosp_inspector.target.user_traceback import (
-    describe_exception,
-    user_location,
-    user_traceback_lines,
-)
+from autosp_inspector.target.user_traceback import user_location
 
 if TYPE_CHECKING:
     from autosp_inspector.target.loaded import LoadedTarget
@@ -111,16 +106,15 @@ def _user_errors(loaded: LoadedTarget) -> Iterator[None]:
 
     An error without a frame of the user's is a mistake of this program and goes through.
     """
+    from autosp_inspector.target.load import run_forward
+
     try:
         yield
-    except (AutoSPError, NotImplementedError):
+    except AutoSPError as error:
+        if type(error) in (AutoSPError, GraphBreakError):
+            run_forward(loaded)  # says it better, if the forward fails by itself
         raise
     except Exception as error:
-        where = user_location(error)
-        if not where:
-            raise
-        raise UserCodeError(
-            f"the model's forward raised {describe_exception(error)}",
-            traceback_lines=user_traceback_lines(error),
-            where=where,
-        ) from error
+        if user_location(error):
+            run_forward(loaded)
+        raise

@@ -32,6 +32,12 @@ class NodeKnowledge:
     derived: tuple[NodeRow, ...]
     users: tuple[NodeRow, ...]
     cost: CostRow | None
+    derived_costs: tuple[CostRow, ...]
+    """Of the derived nodes that are executed, forward and backward."""
+
+
+SHOWN_DERIVED = 12
+"""Derived nodes that the text lists; the other formats have all."""
 
 
 def explain_report(known: NodeKnowledge) -> Report:
@@ -44,6 +50,7 @@ def explain_report(known: NodeKnowledge) -> Report:
         "derived": [node_record(row) for row in known.derived],
         "users": [row.name for row in known.users],
         "cost": _cost_record(known.cost),
+        "derived_duration_ns": _durations(known.derived_costs),
     }
     blocks: list[Block] = [Facts(_facts(known))]
     if len(known.history) > 1:
@@ -68,6 +75,15 @@ def _cost_record(cost: CostRow | None) -> dict[str, Any] | None:
     }
 
 
+def _durations(costs: Sequence[CostRow]) -> dict[str, int]:
+    """Graph -> sum of the known durations."""
+    totals: dict[str, int] = {}
+    for cost in costs:
+        if cost.duration_ns is not None:
+            totals[cost.graph] = totals.get(cost.graph, 0) + cost.duration_ns
+    return totals
+
+
 def _facts(known: NodeKnowledge) -> tuple[tuple[str, str], ...]:
     node = known.node
     facts = [
@@ -86,14 +102,18 @@ def _facts(known: NodeKnowledge) -> tuple[tuple[str, str], ...]:
         facts.append(("module", f"{node.module} ({node.module_class})".replace(" ()", "")))
     if node.source is not None:
         facts.append(("source", f"{place_text(node.source)}  {node.source.text.strip()}".rstrip()))
-    if node.origins:
+    if node.origins and node.origins != (node.name,):
         facts.append(("comes from", ", ".join(node.origins)))
     if node.reason:
         facts.append(("why", node.reason))
     if node.saved or node.recomputed:
         facts.append(("for backward", "saved" if node.saved else "recomputed"))
     if known.cost is not None:
-        facts.append(("cost, estimate", _cost_text(known.cost)))
+        facts.append(("cost (estimate)", _cost_text(known.cost)))
+    times = _durations(known.derived_costs)
+    if times:
+        parts = (f"{graph} {time_text(duration)}" for graph, duration in times.items())
+        facts.append(("time of what it became (estimate)", ", ".join(parts)))
     return tuple(facts)
 
 
@@ -154,6 +174,8 @@ def _collective_table(collectives: Sequence[CollectiveRow]) -> Table:
 def _derived_table(derived: Sequence[NodeRow]) -> Table:
     columns = (left("graph"), left("node"), left("operator"), left("on a rank"))
     rows = tuple(
-        (row.graph, row.name, row.target, shape_text(row.local_shape, row.dtype)) for row in derived
+        (row.graph, row.name, row.target, shape_text(row.local_shape, row.dtype))
+        for row in derived[:SHOWN_DERIVED]
     )
-    return Table(columns, rows, "In the other graphs")
+    more = f" (the first {len(rows)} of {len(derived)})" if len(rows) < len(derived) else ""
+    return Table(columns, rows, f"In the other graphs{more}")

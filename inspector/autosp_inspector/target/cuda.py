@@ -1,9 +1,12 @@
 """Running a file that was written for CUDA on a machine without a GPU.
 
-Inside :func:`cuda_on_cpu` every CUDA device a program names becomes the CPU, and the
-functions of ``torch.cuda`` that a training script calls answer as on a machine with one
-GPU. Everything is restored afterwards. Only the *user's* code is told that CUDA is
-available: torch and other libraries must go on knowing the truth.
+While a file is imported and its factory called, every CUDA device that a program names
+becomes the CPU, and the functions of ``torch.cuda`` that a training script calls answer as
+on a machine with one GPU (:func:`cuda_on_cpu`). Everything is restored afterwards. Only the
+*user's* code is told that CUDA is available: torch and other libraries must go on knowing
+the truth.
+
+:mod:`autosp_inspector.target.cuda_source` does the same for what is traced later.
 """
 
 from __future__ import annotations
@@ -37,7 +40,10 @@ def is_cuda_device(value: object) -> bool:
 
 
 def _mapped(value: Any) -> Any:
-    return CPU if is_cuda_device(value) else value
+    """The CPU for a CUDA device, as a string or a device as ``value`` is."""
+    if not is_cuda_device(value):
+        return value
+    return "cpu" if isinstance(value, str) else CPU
 
 
 def _mapped_device_keyword(value: Any) -> Any:

@@ -137,7 +137,7 @@ def _built_model(result: Any, factory: Factory) -> BuiltModel:
         kinds = ", ".join(type(item).__name__ for item in result)
         returned = f"a tuple of ({kinds})"
     else:
-        returned = "None" if result is None else f"a {type(result).__name__}"
+        returned = "None" if result is None else f"a value of type {type(result).__name__}"
     raise TargetError(
         f"the factory returned {returned}",
         where=factory.where,

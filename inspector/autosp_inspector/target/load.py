@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch._subclasses.fake_tensor import DataDependentOutputException
 
 from autosp_inspector.target.cuda import cuda_on_cpu
 from autosp_inspector.target.dtypes import torch_dtype
@@ -37,7 +38,6 @@ from autosp_inspector.target.source_file import (
     importable_folder,
     script_environment,
     source_folder,
-    target_sources_mention,
 )
 from autosp_inspector.target.specification import HuggingFaceConfig
 
@@ -117,17 +117,30 @@ def _loading_environment(recipe: TargetRecipe) -> Iterator[None]:
 def user_environment(loaded: LoadedTarget) -> Iterator[None]:
     """What the model's forward may rely on while it is traced.
 
-    CUDA is mapped to the CPU only for files that mention it: torch.compile looks into
-    whatever intercepts its operators, which costs time.
+    Not the mapping of CUDA functions: torch.compile would look into it, and the source
+    was compiled for the CPU anyway.
     """
     target = loaded.recipe.target
     with contextlib.ExitStack() as stack:
         stack.enter_context(script_environment(target.text))
         if not isinstance(target, HuggingFaceConfig):
             stack.enter_context(importable_folder(source_folder(target)))
-        if target_sources_mention("cuda"):
-            stack.enter_context(cuda_on_cpu())
         yield
+
+
+def run_forward(loaded: LoadedTarget) -> None:
+    """Run the model once on its fake inputs, for the error it gives.
+
+    Raises:
+        UserCodeError: the forward raised. Reading a tensor's value does not count: there
+            is none.
+    """
+
+    def forward() -> None:
+        with contextlib.suppress(DataDependentOutputException), loaded.fake_mode:
+            loaded.module(*loaded.args, **loaded.kwargs)
+
+    _run(forward, what="the model's forward", where=loaded.description)
 
 
 class _Source:

@@ -10,9 +10,9 @@ import sys
 from collections.abc import Iterator, Sequence
 from importlib.machinery import FileFinder, ModuleSpec, SourceFileLoader
 from pathlib import Path
-from types import ModuleType
-from typing import Any
+from types import CodeType, ModuleType
 
+from autosp_inspector.target.cuda_source import for_cpu
 from autosp_inspector.target.errors import TargetError, UserCodeError
 from autosp_inspector.target.missing_packages import has_stand_in, stand_ins_for
 from autosp_inspector.target.specification import PythonFile, PythonModule
@@ -24,13 +24,19 @@ from autosp_inspector.target.user_traceback import (
 
 
 class _TargetLoader(SourceFileLoader):
-    """Loads a source file and writes no bytecode next to it."""
+    """Loads a source file as if written for the CPU, and writes no bytecode next to it."""
 
-    def _cache_bytecode(self, *_: Any) -> None:
-        """Called by the import machinery with compiled code: throw it away."""
+    def get_code(self, fullname: str) -> CodeType:
+        """Always from source: bytecode that lies there was made without the replacement."""
+        path = self.get_filename(fullname)
+        return self.source_to_code(self.get_data(path), path)
 
-    def set_data(self, *_: Any, **__: Any) -> None:
-        """As above, for callers that write bytecode directly."""
+    def source_to_code(  # type: ignore[override]
+        self, data: bytes, path: str, *, _optimize: int = -1
+    ) -> CodeType:
+        tree = for_cpu(bytes(data), path)
+        code: CodeType = compile(tree, path, "exec", dont_inherit=True, optimize=_optimize)
+        return code
 
 
 class _TargetFinder:
@@ -73,17 +79,6 @@ def forget_target_modules() -> None:
         spec = getattr(module, "__spec__", None)
         if isinstance(getattr(spec, "loader", None), _TargetLoader):
             del sys.modules[name]
-
-
-def target_sources_mention(word: str) -> bool:
-    """Whether ``word`` occurs in a source file of the loaded target."""
-    for module in list(sys.modules.values()):
-        loader = getattr(getattr(module, "__spec__", None), "loader", None)
-        if isinstance(loader, _TargetLoader):
-            source = loader.get_source(module.__name__)
-            if source is not None and word in source:
-                return True
-    return False
 
 
 @contextlib.contextmanager

@@ -166,7 +166,7 @@ def _similar_files(path: Path) -> str:
     if not folder.is_dir():
         return f"The folder {folder} does not exist either"
     names = sorted(file.name for file in folder.iterdir() if not file.name.startswith("."))
-    close = get_close_matches(path.name, names, n=3)
+    close = get_close_matches(path.name, names, n=3, cutoff=0.7)
     if not close:
         return ""
     return "Did you mean " + " or ".join(str(folder / name) for name in close) + "?"

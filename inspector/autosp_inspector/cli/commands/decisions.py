@@ -25,7 +25,8 @@ def view() -> View:
     )
     return View(
         "decisions",
-        "Every choice of the compiler, with its reason.\n\nAlso what it did not choose, and choices to do nothing.",
+        "Every choice of the compiler, with its reason.\n\n"
+        "Also what it did not choose, and choices to do nothing.",
         _report,
         options=options,
     )

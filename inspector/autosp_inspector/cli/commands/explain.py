@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -56,7 +57,8 @@ def _view() -> View:
     )
     return View(
         "explain",
-        "Everything known of one node.\n\nSource line, history over the passes, placement and why, collectives, bytes, time.",
+        "Everything known of one node.\n\n"
+        "Source line, history over the passes, placement and why, collectives, bytes, time.",
         _report,
         options=options,
     )
@@ -92,15 +94,17 @@ def _report(
     node = find_node(trace, name, **wanted)
     if node is None:
         raise _no_such_node(trace, name, source.text)
+    derived = derived_nodes(trace, node.name)
     return explain_report(
         NodeKnowledge(
             node=node,
             history=node_history(trace, node.name, graph=node.graph),
             decisions=list_decisions(trace, node=node.name),
             collectives=_collectives_of(trace, node),
-            derived=derived_nodes(trace, node.name),
+            derived=derived,
             users=users_of(trace, node.name, node.graph),
-            cost=_cost_of(trace, node),
+            cost=node_cost(trace, node.name, node.graph),
+            derived_costs=_costs(trace, derived),
         )
     )
 
@@ -115,9 +119,7 @@ def _collectives_of(trace: Trace, node: NodeRow) -> tuple[CollectiveRow, ...]:
     return tuple(row for row in list_collectives(trace) if node.name in (row.cause, row.name))
 
 
-def _cost_of(trace: Trace, node: NodeRow) -> CostRow | None:
-    """Its own cost, or that of its only counterpart in the graphs that are executed."""
-    own = node_cost(trace, node.name, node.graph)
-    if own is not None:
-        return own
-    return node_cost(trace, node.name, "forward")
+def _costs(trace: Trace, nodes: Sequence[NodeRow]) -> tuple[CostRow, ...]:
+    executed = (node for node in nodes if node.graph in ("forward", "backward"))
+    found = (node_cost(trace, node.name, node.graph) for node in executed)
+    return tuple(cost for cost in found if cost is not None)

@@ -22,7 +22,8 @@ def view() -> View:
     )
     return View(
         "passes",
-        "What each pass did; with --diff, node by node.\n\nTime, nodes added, removed and changed, and decisions of every pass.",
+        "What each pass did; with --diff, node by node.\n\n"
+        "Time, nodes added, removed and changed, and decisions of every pass.",
         _report,
         options=(diff, graph_parameter(), rank_parameter()),
     )

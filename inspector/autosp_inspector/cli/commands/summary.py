@@ -24,7 +24,8 @@ ATTENTION_OPERATOR = "scaled_dot_product_attention"
 def view() -> View:
     return View(
         "summary",
-        "The first page: does it fit, step time, what was sharded.\n\nEnds with what to look at next.",
+        "The first page: does it fit, step time, what was sharded.\n\n"
+        "Ends with what to look at next.",
         summary_of,
         options=(rank_parameter(),),
     )

@@ -13,7 +13,8 @@ from autosp_inspector.report.timeline import timeline_report
 def view() -> View:
     return View(
         "timeline",
-        "Estimated compute and communication of a step.\n\nExposed communication is the part that no compute hides.",
+        "Estimated compute and communication of a step.\n\n"
+        "Exposed communication is the part that no compute hides.",
         _report,
         options=(rank_parameter(),),
     )
