@@ -97,7 +97,7 @@ def _explain(site: Node, repeated: Node, shared: Node, context: PassContext) -> 
     size = 2 * tensor.numel() * tensor.element_size() / 2**20
     context.decide(
         "applied",
-        "attention",
+        "kv-heads",
         site.name,
         f"keys and values keep {kv_heads} heads; the attention shares them",
         f"repeating them to {heads} heads before the all-to-all would send "
