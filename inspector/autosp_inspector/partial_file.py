@@ -6,6 +6,7 @@ replaces a good trace of the same name.
 
 from __future__ import annotations
 
+import errno
 import os
 import sqlite3
 from pathlib import Path
@@ -54,20 +55,41 @@ class PartialFile:
 
     def publish(self) -> Path:
         """Make one self-contained file of it and put it in the target's place."""
-        self.connection.execute("PRAGMA optimize")
-        (mode,) = self.connection.execute("PRAGMA journal_mode = DELETE").fetchone()
-        if mode != "delete":
-            raise OSError("it is being read by another program; close that and try again")
-        self.connection.close()
-        with self.path.open("rb") as stream:
-            os.fsync(stream.fileno())
-        os.replace(self.path, self.target)
+        self.connection.execute("PRAGMA busy_timeout = 0")
+        if self._leave_log():
+            self.connection.close()
+            _replace(self.path, self.target)
+        else:
+            # Someone is reading the partial file and holds its log: write a clean copy.
+            copy = self.target.with_name(self.target.name + ".complete")
+            remove_database(copy)
+            self.connection.execute("VACUUM INTO ?", (str(copy),))
+            self.connection.close()
+            _replace(copy, self.target)
+            remove_database(self.path)
         return self.target
+
+    def _leave_log(self) -> bool:
+        """Merge the write-ahead log into the file; False while another program reads it."""
+        try:
+            (mode,) = self.connection.execute("PRAGMA journal_mode = DELETE").fetchone()
+        except sqlite3.OperationalError as error:
+            if "locked" in str(error):
+                return False
+            raise
+        return bool(mode == "delete")
 
     def abandon(self) -> Path:
         """Close and leave the partial file where it is."""
         self.connection.close()
         return self.path
+
+
+def _replace(file: Path, target: Path) -> None:
+    """Put ``file`` in the place of ``target`` once its bytes are on the disk."""
+    with file.open("rb") as stream:
+        os.fsync(stream.fileno())
+    os.replace(file, target)
 
 
 def remove_database(path: Path) -> None:
@@ -80,7 +102,7 @@ def remove_database(path: Path) -> None:
 def explain(error: BaseException) -> str:
     """Why a write failed, in the user's words."""
     text = str(error)
-    if "disk is full" in text or getattr(error, "errno", None) == 28:
+    if "disk is full" in text or getattr(error, "errno", None) == errno.ENOSPC:
         return "the disk is full"
     if "unable to open database file" in text or "readonly database" in text:
         return "the folder is not writable"

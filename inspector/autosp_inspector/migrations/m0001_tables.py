@@ -104,13 +104,13 @@ CREATE TABLE node (
     born_pass INTEGER NOT NULL, -- first pass after which it is there
     died_pass INTEGER, -- first pass after which it is not; NULL when it lives to the end
     order_key INTEGER NOT NULL, -- sorts the graph; see move
-    op_text INTEGER NOT NULL REFERENCES text (id), -- placeholder, call_function, get_attr or output
-    target_text INTEGER NOT NULL REFERENCES text (id), -- operator, or the user-visible name of an input
-    role_text INTEGER NOT NULL REFERENCES text (id), -- input, compute, collective, wait, pack, unpack, ...
+    op_text INTEGER NOT NULL REFERENCES text (id), -- kind of FX node
+    target_text INTEGER NOT NULL REFERENCES text (id), -- operator, or an input's own name
+    role_text INTEGER NOT NULL REFERENCES text (id), -- input, compute, collective, ...
     phase_text INTEGER NOT NULL REFERENCES text (id), -- forward, backward or optimizer
     dtype_text INTEGER REFERENCES text (id), -- element type; NULL when unknown
-    global_shape_text INTEGER REFERENCES text (id), -- JSON array: shape in the user's model; NULL when it only exists on a rank
-    local_shape_text INTEGER REFERENCES text (id), -- JSON array: shape on one rank; NULL when unknown
+    global_shape_text INTEGER REFERENCES text (id), -- JSON; NULL when only on a rank
+    local_shape_text INTEGER REFERENCES text (id), -- JSON; shape on one rank
     placement_text INTEGER REFERENCES text (id), -- e.g. S(1:seq); NULL before sharding
     local_bytes INTEGER, -- bytes on one rank; NULL when unknown
     module_text INTEGER NOT NULL REFERENCES text (id), -- module path; empty for the root
@@ -118,7 +118,7 @@ CREATE TABLE node (
     source_id INTEGER REFERENCES source (id), -- line of the user's program; NULL when unknown
     saved INTEGER NOT NULL, -- 1: kept from the forward for the backward
     recomputed INTEGER NOT NULL, -- 1: computed again in the backward
-    reason_text INTEGER NOT NULL REFERENCES text (id) -- why the compiler added it; empty for the user's nodes
+    reason_text INTEGER NOT NULL REFERENCES text (id) -- why the compiler added it, or empty
 ) STRICT
 """
 
@@ -161,7 +161,7 @@ CREATE TABLE collective (
     node_text INTEGER NOT NULL REFERENCES text (id), -- name of its start node
     born_pass INTEGER NOT NULL, -- first pass after which it is there
     died_pass INTEGER, -- first pass after which it is not; NULL when it lives to the end
-    kind TEXT NOT NULL, -- all_to_all, all_gather, reduce_scatter, all_reduce, send_recv or broadcast
+    kind TEXT NOT NULL, -- all_to_all, all_gather, reduce_scatter, all_reduce, ...
     phase TEXT NOT NULL, -- forward, backward or optimizer
     origin TEXT NOT NULL, -- implicit (by the compiler) or explicit (in the user's program)
     axis TEXT NOT NULL, -- mesh axis

@@ -35,7 +35,22 @@ def list_decisions(
     """Decisions in the order they were made; filters combine, ``text`` ignores case."""
     rows = trace.fetch(_DECISIONS, (pass_index, node, status, topic, text))
     alternatives = _alternatives(trace)
-    return tuple(DecisionRow(*row, alternatives.get(row[0], ())) for row in rows)
+    return tuple(
+        DecisionRow(
+            id=row[0],
+            pass_index=row[1],
+            pass_name=row[2],
+            status=row[3],
+            topic=row[4],
+            node=row[5],
+            module=row[6],
+            chosen=row[7],
+            reason=row[8],
+            rule=row[9],
+            alternatives=alternatives.get(row[0], ()),
+        )
+        for row in rows
+    )
 
 
 def _alternatives(trace: Trace) -> dict[int, tuple[AlternativeRow, ...]]:

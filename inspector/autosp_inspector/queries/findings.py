@@ -21,5 +21,14 @@ ORDER BY CASE finding.severity WHEN 'error' THEN 0 WHEN 'warning' THEN 1 ELSE 2 
 def list_findings(trace: Trace) -> tuple[FindingRow, ...]:
     """Errors first, then warnings, then the rest; each in the order of discovery."""
     return tuple(
-        FindingRow(*row[:5], source_row(*row[5:9]), row[9]) for row in trace.fetch(_FINDINGS)
+        FindingRow(
+            code=row[0],
+            severity=row[1],
+            message=row[2],
+            node=row[3],
+            module=row[4],
+            source=source_row(*row[5:9]),
+            hint=row[9],
+        )
+        for row in trace.fetch(_FINDINGS)
     )

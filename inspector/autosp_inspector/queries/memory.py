@@ -32,7 +32,10 @@ ORDER BY live_tensor.bytes DESC, live_tensor.id
 
 def memory_curve(trace: Trace) -> tuple[MemoryRow, ...]:
     """Live bytes by category at every node of the step, in execution order."""
-    return tuple(MemoryRow(*row[:5], json.loads(row[5])) for row in trace.fetch(_CURVE))
+    return tuple(
+        MemoryRow(index, phase, node, module, live_bytes, json.loads(categories))
+        for index, phase, node, module, live_bytes, categories in trace.fetch(_CURVE)
+    )
 
 
 def live_at_peak(trace: Trace) -> tuple[LiveTensorRow, ...]:
