@@ -12,6 +12,9 @@ rules, with the place in ``aten/src/ATen`` they come from::
                                                 native/SoftMax.cpp, layer_norm.cpp, LossNLL.cpp
     matrix products   a copy of an operand whose strides BLAS cannot express
                                                 native/LinearAlgebra.cpp
+    gloo              a flat copy of what is gathered, of what is reduced and scattered, and
+                      of an all-to-all's input that is not contiguous
+                                                torch/csrc/distributed/c10d/ProcessGroupGloo.cpp
 
 A GPU's kernels have other needs; these are not used for an estimate of a GPU.
 """
@@ -25,6 +28,7 @@ import torch.fx
 from torch._ops import OpOverload
 
 from autosp.cost.spans import KernelScratch
+from autosp.graph import collective_kind
 
 aten = torch.ops.aten
 
@@ -219,7 +223,21 @@ def _reduction_conversions(
     return 0
 
 
+def _gloo_copies(node: torch.fx.Node, target: OpOverload, arguments: tuple[object, ...]) -> int:
+    """Rank-local copies that gloo makes around its transfers."""
+    del target
+    kind, source = collective_kind(node), next(_tensors(arguments), None)
+    if kind is None or source is None:
+        return 0
+    if kind == "all_gather":
+        return sum(_bytes(item) for item in _tensors([node.meta.get("val")]))
+    if kind == "reduce_scatter":
+        return _bytes(source)
+    return _bytes(source) if kind == "all_to_all" and not source.is_contiguous() else 0
+
+
 _RULES: tuple[Rule, ...] = (
+    _gloo_copies,
     _contiguous_copies,
     _matrix_copies,
     _promotions,
