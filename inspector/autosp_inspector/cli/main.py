@@ -16,6 +16,7 @@ from autosp import __version__
 from autosp.errors import AutoSPError
 from autosp_inspector.cli.command_table import all_commands
 from autosp_inspector.cli.group import InspectGroup, context_settings
+from autosp_inspector.cli.output_options import PipeClosed
 from autosp_inspector.cli.talk import say_error, say_lines
 from autosp_inspector.target.errors import UserCodeError
 
@@ -87,7 +88,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (KeyboardInterrupt, click.Abort):
         say_error("interrupted")
         return EXIT_INTERRUPTED
-    except BrokenPipeError:
+    except (PipeClosed, BrokenPipeError):
         _forget_stdout()
         return EXIT_BROKEN_PIPE
     except Exception:

@@ -16,6 +16,10 @@ from autosp_inspector.report.text_format import print_text
 FORMATS = ("json", "csv", "md")
 
 
+class PipeClosed(Exception):
+    """Whoever reads stdout has gone away. (click would turn a BrokenPipeError into exit 1.)"""
+
+
 def format_parameters() -> list[click.Parameter]:
     """Fresh click options ``--json``, ``--csv``, ``--md``."""
     helps = {
@@ -40,7 +44,18 @@ def take_format(ctx: click.Context) -> str | None:
 
 
 def print_report(report: Report, chosen_format: str | None) -> None:
-    """Print to stdout."""
+    """Print to stdout.
+
+    Raises:
+        PipeClosed: nobody reads it any more.
+    """
+    try:
+        _print(report, chosen_format)
+    except BrokenPipeError as error:
+        raise PipeClosed from error
+
+
+def _print(report: Report, chosen_format: str | None) -> None:
     match chosen_format:
         case "json":
             sys.stdout.write(render_json(report))

@@ -81,12 +81,12 @@ def collectives_report(collectives: Sequence[CollectiveRow]) -> Report:
         left("name"),
         left("kind"),
         left("phase"),
-        left("axis"),
+        left("axis", dropped=4),
         right("bytes"),
         right("time"),
-        right("exposed"),
-        left("module"),
-        left("cause"),
+        right("exposed", dropped=3),
+        left("module", dropped=1),
+        left("cause", dropped=2),
         wrapped("reason"),
     )
     rows = tuple(

@@ -27,11 +27,11 @@ def decisions_report(decisions: Sequence[DecisionRow]) -> Report:
         for decision in decisions
     )
     columns = (
-        right("pass"),
+        right("pass", dropped=1),
         left("status"),
         left("topic"),
         left("node"),
-        wrapped("chosen"),
+        left("chosen"),
         wrapped("reason"),
     )
     records = [decision_record(decision) for decision in decisions]

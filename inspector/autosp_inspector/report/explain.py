@@ -16,7 +16,7 @@ from autosp_inspector.report.quantities import (
     shape_text,
     time_text,
 )
-from autosp_inspector.report.report import Block, Facts, Lines, Report, Table, left, right
+from autosp_inspector.report.report import Block, Facts, Lines, Report, Table, left, right, wrapped
 from autosp_inspector.rows import CollectiveRow, CostRow, DecisionRow, NodeRow
 
 
@@ -113,7 +113,7 @@ def _facts(known: NodeKnowledge) -> tuple[tuple[str, str], ...]:
     times = _durations(known.derived_costs)
     if times:
         parts = (f"{graph} {time_text(duration)}" for graph, duration in times.items())
-        facts.append(("time of what it became (estimate)", ", ".join(parts)))
+        facts.append(("derived (estimate)", ", ".join(parts)))
     return tuple(facts)
 
 
@@ -155,7 +155,7 @@ def _collective_table(collectives: Sequence[CollectiveRow]) -> Table:
         left("phase"),
         right("bytes"),
         right("time"),
-        left("reason"),
+        wrapped("reason"),
     )
     rows = tuple(
         (

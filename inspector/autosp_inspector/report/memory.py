@@ -148,10 +148,10 @@ def _live_table(live: Sequence[LiveTensorRow]) -> Table:
         left("tensor"),
         left("category"),
         right("bytes"),
-        left("shape"),
-        left("module"),
-        left("source"),
-        left("last used by"),
+        left("shape", dropped=3),
+        left("module", dropped=2),
+        left("source", dropped=1),
+        left("last used by", dropped=4),
     )
     rows = tuple(
         (

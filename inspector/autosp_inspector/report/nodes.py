@@ -38,14 +38,14 @@ def nodes_report(graph: str, nodes: Sequence[NodeRow], total: int) -> Report:
     )
     columns = (
         left("node"),
-        left("role"),
+        left("role", dropped=3),
         left("operator"),
-        left("global shape"),
+        left("global shape", dropped=5),
         left("on a rank"),
         left("placement"),
-        right("bytes"),
-        left("module"),
-        left("source"),
+        right("bytes", dropped=4),
+        left("module", dropped=2),
+        left("source", dropped=1),
     )
     records = [node_record(node) for node in nodes]
     blocks = (Facts((("graph", graph), ("nodes", shown))), Table(columns, rows))

@@ -61,7 +61,7 @@ def pass_diff_report(changed_by: PassRow, graph: str, changes: Sequence[NodeChan
         (change.mark, _node_of(change).name, _node_of(change).target, _change_text(change))
         for change in changes
     )
-    table = Table((left(""), left("node"), left("operator"), wrapped("change")), rows)
+    table = Table((left(""), left("node"), left("operator", dropped=1), wrapped("change")), rows)
     records = [
         {
             "mark": change.mark,

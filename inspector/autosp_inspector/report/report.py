@@ -17,7 +17,10 @@ class Column:
     title: str
     align: Align = "left"
     may_wrap: bool = False
-    """Long text: is broken into lines where the terminal is too narrow."""
+    """Sentences; only a last column. Broken into lines in a narrow terminal, under the
+    row if there is no room beside it."""
+    dropped: int = 0
+    """In a terminal that is too narrow, columns with the highest number go first; 0 stays."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,12 +64,12 @@ class Report:
     """Number of findings that make ``check`` fail."""
 
 
-def left(title: str) -> Column:
-    return Column(title)
+def left(title: str, *, dropped: int = 0) -> Column:
+    return Column(title, dropped=dropped)
 
 
-def right(title: str) -> Column:
-    return Column(title, align="right")
+def right(title: str, *, dropped: int = 0) -> Column:
+    return Column(title, align="right", dropped=dropped)
 
 
 def wrapped(title: str) -> Column:

@@ -2,112 +2,78 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import textwrap
+from collections.abc import Iterator
 
-from rich.cells import cell_len
-from rich.console import Console, Group, RenderableType
-from rich.padding import Padding
-from rich.table import Table as RichTable
+from rich.console import Console
 from rich.text import Text
 
-from autosp_inspector.report.report import Block, Column, Facts, Lines, Report, Table
+from autosp_inspector.report.report import Block, Facts, Lines, Report, Table
+from autosp_inspector.report.table_layout import GAP, lay_out
 from autosp_inspector.report.visible import visible
 
-FITTED_ROWS = 2000
-"""A longer table is printed plainly also in a terminal: fitting it takes seconds."""
-
-_GAP = "  "
+Styled = tuple[str, str]
+"""A line and its style, empty for none."""
 
 
 def print_text(report: Report, console: Console) -> None:
-    """Print to ``console``; only in a terminal are tables fitted to its width."""
+    """Print to ``console``; only in a terminal are lines fitted to its width."""
+    width = console.width if console.is_terminal else None
     for index, block in enumerate(report.blocks):
         if index:
             console.file.write("\n")
-        is_long = isinstance(block, Table) and len(block.rows) > FITTED_ROWS
-        if console.is_terminal and not is_long:
-            console.print(_fitted(block), highlight=False)
-        else:
-            for line in _plain(block):
+        for line, style in _lines(block, width):
+            if style and width is not None:
+                console.print(Text(line, style=style), soft_wrap=True)
+            else:
                 console.file.write(line.rstrip() + "\n")
     console.file.flush()
 
 
-# -- in a terminal -----------------------------------------------------------------------
-
-
-def _fitted(block: Block) -> RenderableType:
-    parts: list[RenderableType] = []
+def _lines(block: Block, width: int | None) -> Iterator[Styled]:
     if block.title:
-        parts.append(Text(visible(block.title), style="bold"))
+        yield visible(block.title), "bold"
     match block:
         case Table():
-            parts.append(_fitted_table(block))
+            yield from _table_lines(block, width)
         case Facts():
-            parts.append(_fitted_facts(block))
+            yield from _fact_lines(block, width)
         case Lines():
-            parts.extend(_fitted_line(line) for line in block.lines)
-    return Group(*parts)
+            for line in block.lines:
+                yield from ((part, "") for part in _wrapped(visible(line), width))
 
 
-def _fitted_line(line: str) -> RenderableType:
-    """A line whose continuation keeps its indentation."""
-    text = visible(line)
-    indent = len(text) - len(text.lstrip())
-    return Padding(Text(text.strip()), (0, 0, 0, indent))
+def _table_lines(table: Table, width: int | None) -> Iterator[Styled]:
+    laid_out = lay_out(table, width)
+    header, *rows = laid_out.lines
+    yield header, "dim" if table.title else "bold"
+    yield from ((row, "") for row in rows)
+    if laid_out.dropped:
+        yield f"(no room for: {', '.join(laid_out.dropped)})", "dim"
 
 
-def _fitted_facts(facts: Facts) -> RichTable:
-    grid = RichTable.grid(padding=(0, 2, 0, 0))
-    grid.add_column(style="dim", no_wrap=True)
-    grid.add_column()
+def _fact_lines(facts: Facts, width: int | None) -> Iterator[Styled]:
+    label_width = max((len(label) for label, _ in facts.items), default=0)
+    indent = "  " if facts.title else ""
     for label, value in facts.items:
-        grid.add_row(Text(f"  {label}" if facts.title else label), Text(visible(value)))
-    return grid
+        start = f"{indent}{label:{label_width}}{GAP}"
+        room = None if width is None else max(width - len(start), 20)
+        first, *rest = _wrapped(visible(value), room)
+        yield start + first, ""
+        yield from ((" " * len(start) + part, "") for part in rest)
 
 
-def _fitted_table(table: Table) -> RichTable:
-    drawn = RichTable(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="bold")
-    for column in table.columns:
-        drawn.add_column(
-            column.title,
-            justify=column.align,
-            no_wrap=column.align == "right",
-            overflow="fold",
-            ratio=None,
-        )
-    for row in table.rows:
-        drawn.add_row(*(Text(visible(cell)) for cell in row))
-    return drawn
-
-
-# -- in a pipe ---------------------------------------------------------------------------
-
-
-def _plain(block: Block) -> Iterator[str]:
-    if block.title:
-        yield visible(block.title)
-    match block:
-        case Table():
-            yield from _plain_table(block)
-        case Facts():
-            width = max((len(label) for label, _ in block.items), default=0)
-            indent = "  " if block.title else ""
-            for label, value in block.items:
-                yield f"{indent}{label:{width}}{_GAP}{visible(value)}"
-        case Lines():
-            yield from map(visible, block.lines)
-
-
-def _plain_table(table: Table) -> Iterator[str]:
-    rows = [tuple(column.title for column in table.columns)]
-    rows.extend(tuple(map(visible, row)) for row in table.rows)
-    widths = [max(cell_len(row[index]) for row in rows) for index in range(len(table.columns))]
-    for row in rows:
-        yield _GAP.join(_padded(row, widths, table.columns))
-
-
-def _padded(row: Sequence[str], widths: Sequence[int], columns: Sequence[Column]) -> Iterator[str]:
-    for cell, width, column in zip(row, widths, columns, strict=True):
-        padding = " " * (width - cell_len(cell))
-        yield padding + cell if column.align == "right" else cell + padding
+def _wrapped(line: str, width: int | None) -> list[str]:
+    """``line`` in parts that keep its indentation; nothing is cut off."""
+    if width is None or len(line) <= width:
+        return [line]
+    text = line.lstrip()
+    indent = " " * (len(line) - len(text))
+    return textwrap.wrap(
+        text,
+        width,
+        initial_indent=indent,
+        subsequent_indent=indent + "  ",
+        break_on_hyphens=False,
+        break_long_words=False,
+    )

@@ -69,11 +69,11 @@ def _table(events: Sequence[TimelineRow]) -> Table:
         right("start"),
         right("time"),
         right("exposed"),
-        left("stream"),
+        left("stream", dropped=3),
         left("phase"),
-        left("what"),
+        left("what", dropped=4),
         left("node"),
-        left("module"),
+        left("module", dropped=2),
     )
     rows = tuple(
         (
