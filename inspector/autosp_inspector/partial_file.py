@@ -51,6 +51,8 @@ class PartialFile:
         connection.execute("PRAGMA synchronous = OFF")
         apply_migrations(connection)
         connection.execute("PRAGMA journal_mode = WAL")
+        # The first read opens the log and holds the lock that other writers look for.
+        connection.execute("SELECT count(*) FROM run").fetchone()
         return connection
 
     def publish(self) -> Path:

@@ -132,8 +132,11 @@ def captured_program(num_layers: int) -> list[NodeRecord]:
 
 def _weight(path: str, shape: tuple[int, ...]) -> NodeRecord:
     module = path.rpartition(".")[0]
+    kind = "RMSNorm" if "norm" in module else "Embedding" if module == "embed" else "Linear"
     name = path.replace(".", "_")
-    return _node(name, path, (), shape, role="input", op="placeholder", module=module)
+    return _node(
+        name, path, (), shape, role="input", op="placeholder", module=module, module_class=kind
+    )
 
 
 def _layer_weights(layer: int) -> list[NodeRecord]:

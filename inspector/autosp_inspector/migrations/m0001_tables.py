@@ -40,7 +40,7 @@ CREATE TABLE run (
 
 _TEXT = """
 CREATE TABLE text (
-    -- Every repeated text, stored once; columns called *_text hold its id.
+    -- Every repeated text, stored once; columns that end in `_text` hold its id.
     id INTEGER PRIMARY KEY, -- number of the text
     value TEXT NOT NULL UNIQUE -- the text; untrusted, may hold any character
 ) STRICT

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from autosp_inspector.queries.node_rows import source_row
+from autosp_inspector.queries.source_rows import source_row
 from autosp_inspector.rows import FindingRow
 from autosp_inspector.trace import Trace
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-from autosp_inspector.queries.node_rows import source_row
+from autosp_inspector.queries.source_rows import source_row
 from autosp_inspector.rows import LiveTensorRow, MemoryRow
 from autosp_inspector.trace import Trace
 

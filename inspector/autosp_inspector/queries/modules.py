@@ -12,16 +12,20 @@ from autosp_inspector.rows import ModuleRow, NodeRow
 from autosp_inspector.trace import Trace
 
 _TOTALS = """
-SELECT module.value, max(class.value), count(*), min(node.order_key), placement.value, role.value
-FROM node
-JOIN text AS module ON module.id = node.module_text
-JOIN text AS class ON class.id = node.module_class_text
-JOIN text AS role ON role.id = node.role_text
-LEFT JOIN text AS placement ON placement.id = node.placement_text
-WHERE node.graph_id = ?1 AND node.born_pass <= ?2
-  AND (node.died_pass IS NULL OR node.died_pass > ?2)
-GROUP BY node.module_text, node.placement_text, node.role_text
-ORDER BY min(node.order_key)
+WITH totals AS (
+    SELECT module_text, placement_text, role_text, count(*) AS num_nodes,
+           min(order_key) AS first_key, max(module_class_text) AS class_text
+    FROM node
+    WHERE graph_id = ?1 AND born_pass <= ?2 AND (died_pass IS NULL OR died_pass > ?2)
+    GROUP BY module_text, placement_text, role_text
+)
+SELECT module.value, class.value, totals.num_nodes, placement.value, role.value
+FROM totals
+JOIN text AS module ON module.id = totals.module_text
+JOIN text AS class ON class.id = totals.class_text
+JOIN text AS role ON role.id = totals.role_text
+LEFT JOIN text AS placement ON placement.id = totals.placement_text
+ORDER BY totals.first_key
 """
 
 _COLLECTIVES = """
@@ -97,7 +101,7 @@ def _tree(trace: Trace, graph: str, pass_index: int | None) -> Mapping[str, _Mod
 def _read_tree(trace: Trace, view: GraphView) -> dict[str, _Module]:
     tree: dict[str, _Module] = {"": _Module()}
     where = (view.graph_id, view.pass_index)
-    for path, module_class, count, _, placement, role in trace.fetch(_TOTALS, where):
+    for path, module_class, count, placement, role in trace.fetch(_TOTALS, where):
         for module in _chain(tree, path):
             module.num_nodes += count
             if placement is not None and role == "compute":

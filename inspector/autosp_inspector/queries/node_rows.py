@@ -6,44 +6,28 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from autosp_inspector.rows import NodeRow, Source
+from autosp_inspector.queries.interned import Interned, interned
+from autosp_inspector.rows import NodeRow
 from autosp_inspector.trace import Trace
 
 _NODES = """
-SELECT node.id, graph.name, name.value, op.value, target.value, role.value, phase.value,
-       dtype.value, global_shape.value, local_shape.value, placement.value,
-       node.local_bytes, module.value, module_class.value,
-       file.value, source.line, function.value, line.value,
-       node.saved, node.recomputed, reason.value, node.born_pass, node.died_pass
-FROM node
-JOIN graph ON graph.id = node.graph_id
-JOIN text AS name ON name.id = node.name_text
-JOIN text AS op ON op.id = node.op_text
-JOIN text AS target ON target.id = node.target_text
-JOIN text AS role ON role.id = node.role_text
-JOIN text AS phase ON phase.id = node.phase_text
-JOIN text AS module ON module.id = node.module_text
-JOIN text AS module_class ON module_class.id = node.module_class_text
-JOIN text AS reason ON reason.id = node.reason_text
-LEFT JOIN text AS dtype ON dtype.id = node.dtype_text
-LEFT JOIN text AS global_shape ON global_shape.id = node.global_shape_text
-LEFT JOIN text AS local_shape ON local_shape.id = node.local_shape_text
-LEFT JOIN text AS placement ON placement.id = node.placement_text
-LEFT JOIN source ON source.id = node.source_id
-LEFT JOIN text AS file ON file.id = source.file_text
-LEFT JOIN text AS function ON function.id = source.function_text
-LEFT JOIN text AS line ON line.id = source.line_text
+SELECT node.id, graph.name, local_bytes, saved, recomputed, born_pass, died_pass, source_id,
+       name_text, op_text, target_text, role_text, phase_text, module_text, module_class_text,
+       reason_text, dtype_text, placement_text, global_shape_text, local_shape_text
+FROM node JOIN graph ON graph.id = node.graph_id
 WHERE node.id IN (SELECT value FROM json_each(?))
 """
+_SOURCE_COLUMN = 7
+_FIRST_TEXT_COLUMN = 8
 
 _INPUTS = """
-SELECT edge.node_id, text.value FROM edge JOIN text ON text.id = edge.input_text
-WHERE edge.node_id IN (SELECT value FROM json_each(?)) ORDER BY edge.node_id, edge.slot
+SELECT node_id, input_text FROM edge
+WHERE node_id IN (SELECT value FROM json_each(?)) ORDER BY node_id, slot
 """
 
 _ORIGINS = """
-SELECT origin.node_id, text.value FROM origin JOIN text ON text.id = origin.program_text
-WHERE origin.node_id IN (SELECT value FROM json_each(?)) ORDER BY origin.node_id, origin.slot
+SELECT node_id, program_text FROM origin
+WHERE node_id IN (SELECT value FROM json_each(?)) ORDER BY node_id, slot
 """
 
 
@@ -54,62 +38,58 @@ def load_nodes(
     if not node_ids:
         return ()
     wanted = (json.dumps(list(node_ids)),)
-    inputs = _lists(trace.fetch(_INPUTS, wanted))
-    origins = _lists(trace.fetch(_ORIGINS, wanted))
     rows = {row[0]: row for row in trace.fetch(_NODES, wanted)}
+    inputs = trace.fetch(_INPUTS, wanted)
+    origins = trace.fetch(_ORIGINS, wanted)
+    texts = interned(trace)
+    numbers = {number for row in rows.values() for number in row[_FIRST_TEXT_COLUMN:]}
+    numbers.update(number for pairs in (inputs, origins) for _, number in pairs)
+    texts.load(texts=numbers, sources=(row[_SOURCE_COLUMN] for row in rows.values()))
+    inputs_of = _lists(inputs, texts)
+    origins_of = _lists(origins, texts)
     return tuple(
-        _node_row(rows[number], position_of(number), inputs, origins) for number in node_ids
+        _node_row(rows[number], position_of(number), texts, inputs_of, origins_of)
+        for number in node_ids
     )
 
 
-def _lists(pairs: Sequence[tuple[int, str]]) -> dict[int, list[str]]:
+def _lists(pairs: Sequence[tuple[Any, ...]], texts: Interned) -> dict[int, list[str]]:
     lists: dict[int, list[str]] = {}
-    for node_id, text in pairs:
-        lists.setdefault(node_id, []).append(text)
+    for node_id, number in pairs:
+        lists.setdefault(node_id, []).append(texts.text(number))
     return lists
 
 
 def _node_row(
     row: tuple[Any, ...],
     position: int,
-    inputs: Mapping[int, list[str]],
-    origins: Mapping[int, list[str]],
+    texts: Interned,
+    inputs_of: Mapping[int, list[str]],
+    origins_of: Mapping[int, list[str]],
 ) -> NodeRow:
+    text = texts.text
     return NodeRow(
         id=row[0],
         graph=row[1],
         position=position,
-        name=row[2],
-        op=row[3],
-        target=row[4],
-        inputs=tuple(inputs.get(row[0], ())),
-        role=row[5],
-        phase=row[6],
-        dtype=row[7],
-        global_shape=_shape(row[8]),
-        local_shape=_shape(row[9]),
-        placement=row[10],
-        local_bytes=row[11],
-        module=row[12],
-        module_class=row[13],
-        source=source_row(*row[14:18]),
-        origins=tuple(origins.get(row[0], ())),
-        saved=bool(row[18]),
-        recomputed=bool(row[19]),
-        reason=row[20],
-        born_pass=row[21],
-        died_pass=row[22],
+        name=text(row[8]),
+        op=text(row[9]),
+        target=text(row[10]),
+        inputs=tuple(inputs_of.get(row[0], ())),
+        role=text(row[11]),
+        phase=text(row[12]),
+        dtype=texts.optional_text(row[16]),
+        global_shape=texts.shape(row[18]),
+        local_shape=texts.shape(row[19]),
+        placement=texts.optional_text(row[17]),
+        local_bytes=row[2],
+        module=text(row[13]),
+        module_class=text(row[14]),
+        source=texts.source(row[_SOURCE_COLUMN]),
+        origins=tuple(origins_of.get(row[0], ())),
+        saved=bool(row[3]),
+        recomputed=bool(row[4]),
+        reason=text(row[15]),
+        born_pass=row[5],
+        died_pass=row[6],
     )
-
-
-def source_row(
-    file: str | None, line: int | None, function: str | None, text: str | None
-) -> Source | None:
-    """A source line from its four columns, all NULL when it is unknown."""
-    if file is None or line is None:
-        return None
-    return Source(file, line, function or "", text or "")
-
-
-def _shape(text: str | None) -> tuple[int, ...] | None:
-    return None if text is None else tuple(json.loads(text))

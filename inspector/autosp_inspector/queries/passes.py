@@ -44,19 +44,26 @@ def list_passes(trace: Trace) -> tuple[PassRow, ...]:
 
 
 def pass_changes(
-    trace: Trace, pass_index: int, *, graph: str = "program", context: bool = False
+    trace: Trace,
+    pass_index: int,
+    *,
+    graph: str = "program",
+    context: bool = False,
+    offset: int = 0,
+    limit: int | None = None,
 ) -> tuple[NodeChange, ...]:
     """What a pass did to ``graph``, aligned by node name, in graph order.
 
-    Removed nodes stand where they were: after the node that preceded them. ``context``
+    Removed nodes stand where they were: behind the node that preceded them. ``context``
     adds the unchanged nodes (mark ``=``), moved ones included.
     """
     after = graph_view(trace, graph, pass_index)
     if after is None:
         return ()
     before = _view_before(trace, after, pass_index)
-    partners = _partners(trace, after.graph_id, pass_index)
-    pairs = [(old, new) for old, new in _aligned(before, after, partners) if context or old != new]
+    start = max(offset, 0)
+    end = None if limit is None else start + max(limit, 0)
+    pairs = _pairs(trace, after, before, pass_index, context=context)[start:end]
     old_rows = _load(trace, before, [old for old, _ in pairs if old is not None])
     new_rows = _load(trace, after, [new for _, new in pairs if new is not None])
     return tuple(
@@ -67,6 +74,30 @@ def pass_changes(
         )
         for old, new in pairs
     )
+
+
+def count_changes(
+    trace: Trace, pass_index: int, *, graph: str = "program", context: bool = False
+) -> int:
+    """How many rows :func:`pass_changes` has without a limit."""
+    after = graph_view(trace, graph, pass_index)
+    if after is None:
+        return 0
+    before = _view_before(trace, after, pass_index)
+    return len(_pairs(trace, after, before, pass_index, context=context))
+
+
+def _pairs(
+    trace: Trace, after: GraphView, before: GraphView | None, pass_index: int, *, context: bool
+) -> list[tuple[int | None, int | None]]:
+    """The aligned versions, remembered: a screen pages through them."""
+
+    def align() -> list[tuple[int | None, int | None]]:
+        partners = _partners(trace, after.graph_id, pass_index)
+        pairs = _aligned(before, after, partners)
+        return pairs if context else [(old, new) for old, new in pairs if old != new]
+
+    return trace.cached(("changes", after.graph_id, pass_index, context), align)
 
 
 def _view_before(trace: Trace, after: GraphView, pass_index: int) -> GraphView | None:
