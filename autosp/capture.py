@@ -14,10 +14,12 @@ from typing import Any, Literal
 
 import torch
 import torch.fx.traceback as fx_traceback
+from torch._ops import HigherOrderOperator
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch._subclasses.functional_tensor import FunctionalTensorMode, dispatch_functionalize
 from torch.fx import GraphModule, Interpreter, Node
 from torch.fx.experimental.proxy_tensor import make_fx
+from torch.fx.node import map_aggregate
 
 from autosp.errors import AutoSPError, GraphBreakError, MutationError
 from autosp.graph import attribute_path, is_mutation, is_user_file, source_location
@@ -46,6 +48,8 @@ class CapturedProgram:
     """In-place operators that were made functional."""
     fake_inputs: tuple[Any, ...] = ()
     """What dynamo traced with, in calling order; trainable ones require a gradient."""
+    num_checkpoints: int = 0
+    """Regions of ``torch.utils.checkpoint``: computed as if they were not checkpointed."""
 
 
 def capture(module: GraphModule) -> CapturedProgram:
@@ -57,22 +61,28 @@ def capture(module: GraphModule) -> CapturedProgram:
     Raises:
         GraphBreakError: the graph is only a piece of the user's program.
         MutationError: an in-place operator that cannot be made functional.
+        AutoSPError: a construct whose meaning the graph would not keep.
     """
     refuse_pieces(module)
+    num_checkpoints = _check_higher_order(module)
     placeholders = [node for node in module.graph.nodes if node.op == "placeholder"]
     given = [node.meta["example_value"] for node in placeholders]
     fake_mode = _fake_mode_of(given)
     with torch._guards.tracing(None), fake_mode:
         fakes = [_static(value) for value in given]
+    inputs = describe_inputs(module)
     program = _trace(module, fakes, fake_mode, functional=False)
+    _name_inputs(program, inputs)
     mutations = tuple(_describe(node) for node in program.graph.nodes if is_mutation(node))
     if mutations:
+        _refuse_writes_to_inputs(program)
         program = _trace(module, fakes, fake_mode, functional=True)
+        _name_inputs(program, inputs)
         _refuse_mutations(program)
-    inputs = describe_inputs(module)
-    _name_inputs(program, inputs)
     program.graph.eliminate_dead_code()
-    return CapturedProgram(program, inputs, fake_mode, mutations, tuple(fakes))
+    _refuse_unknown_shapes(program)
+    _redo_values_under_autocast(program, fake_mode)
+    return CapturedProgram(program, inputs, fake_mode, mutations, tuple(fakes), num_checkpoints)
 
 
 def refuse_pieces(module: GraphModule) -> None:
@@ -127,13 +137,96 @@ def _static(value: Any) -> Any:
 def _trace(
     module: GraphModule, fakes: list[Any], fake_mode: FakeTensorMode, *, functional: bool
 ) -> GraphModule:
-    run: Any = Interpreter(module).run
+    run: Any = _Inlining(module).run
     if functional:
         run = dispatch_functionalize(run, FunctionalTensorMode(pre_dispatch=True, export=True))
     # The backend's tracing context holds another fake mode than the placeholders: hide it.
     with torch._guards.tracing(None), fake_mode, fx_traceback.preserve_node_meta():
-        traced: GraphModule = make_fx(run, pre_dispatch=True)(*fakes)
+        traced: GraphModule = make_fx(run, DECOMPOSITIONS, pre_dispatch=True)(*fakes)
     return traced
+
+
+CHECKPOINT = torch.ops.higher_order.tag_activation_checkpoint
+
+
+class _Inlining(Interpreter):
+    """Runs the body of a checkpointed region in place."""
+
+    def call_function(self, target: Any, args: Any, kwargs: Any) -> Any:
+        if target is CHECKPOINT:
+            return _Inlining(args[0]).run(*args[1:])
+        return super().call_function(target, args, kwargs)
+
+
+def _check_higher_order(module: GraphModule) -> int:
+    """Refuse operators that contain programs; returns the number of checkpointed regions.
+
+    A custom ``autograd.Function`` is one: tracing would keep its forward and lose its
+    backward.
+    """
+    num_checkpoints = 0
+    for part in module.modules():
+        for node in part.graph.nodes if isinstance(part, GraphModule) else ():
+            if node.target is CHECKPOINT:
+                num_checkpoints += 1
+            elif isinstance(node.target, HigherOrderOperator):
+                name = str(node.target)
+                raise AutoSPError(
+                    HIGHER_ORDER.get(name, f"the forward uses the higher-order operator {name}"),
+                    where=_where(node),
+                    hint="The compiler cannot look inside: write it with ordinary operators",
+                )
+    return num_checkpoints
+
+
+HIGHER_ORDER = {
+    "autograd_function_apply": "the forward calls a custom torch.autograd.Function",
+    "cond": "the forward branches on data (torch.cond)",
+}
+"""In the user's words."""
+
+
+def _copy(target: torch.Tensor, source: torch.Tensor, non_blocking: bool = False) -> torch.Tensor:
+    """``aten.copy``, what ``x[...] = y`` becomes, has no derivative of its own."""
+    del non_blocking
+    return source.to(device=target.device, dtype=target.dtype).expand(target.shape)
+
+
+DECOMPOSITIONS = {torch.ops.aten.copy.default: _copy}
+
+
+def _where(node: Node) -> str:
+    where = source_location(node)
+    return f"{where.file}:{where.line}" if where else ""
+
+
+def _refuse_unknown_shapes(program: GraphModule) -> None:
+    for node in program.graph.nodes:
+        values = node.meta.get("val")
+        for value in values if isinstance(values, (tuple, list)) else (values,):
+            if isinstance(value, torch.Tensor) and not all(type(s) is int for s in value.shape):
+                raise AutoSPError(
+                    f"the shape of {node.target} depends on data",
+                    where=_where(node),
+                    hint="All shapes must be known when the program is compiled: use a mask "
+                    "(torch.where, masked_fill) instead of selecting rows",
+                )
+
+
+def _redo_values_under_autocast(program: GraphModule, fake_mode: FakeTensorMode) -> None:
+    """Tracing does not switch autocast on inside the program: recompute the fake values."""
+    if not any(
+        node.target is torch.amp.autocast_mode._enter_autocast for node in program.graph.nodes
+    ):
+        return
+    with torch._guards.tracing(None), fake_mode, torch.no_grad():
+        for node in program.graph.nodes:
+            if node.op != "call_function":
+                continue
+            args, kwargs = map_aggregate(
+                (node.args, node.kwargs), lambda a: a.meta.get("val") if isinstance(a, Node) else a
+            )
+            node.meta["val"] = node.target(*args, **kwargs)
 
 
 def _describe(node: Node) -> str:
@@ -142,19 +235,52 @@ def _describe(node: Node) -> str:
     return f"{node.target}{line}"
 
 
-def _refuse_mutations(program: GraphModule) -> None:
+def _refuse_writes_to_inputs(program: GraphModule) -> None:
+    """Functionalisation would drop a write to a parameter, buffer or input."""
+    owners: dict[Any, str] = {}
+    for node in program.graph.nodes:
+        value = node.meta.get("val")
+        if node.op in ("placeholder", "get_attr") and isinstance(value, torch.Tensor):
+            given = node.meta.get("autosp_input")
+            owners[_storage(value)] = given.name if given else "a constant"
     for node in program.graph.nodes:
         if not is_mutation(node):
             continue
-        where = source_location(node)
-        written = node.args[0] if node.args else None
-        target = written.name if isinstance(written, Node) else "an input"
-        raise MutationError(
-            f"the forward writes in place to {target} ({node.target})",
-            where=f"{where.file}:{where.line}" if where else "",
-            hint="An input, parameter or buffer changed inside the forward cannot be kept equal "
-            "on all ranks: compute a new tensor instead",
-        )
+        for written in _written(node):
+            if _storage(written.meta["val"]) in owners:
+                raise _mutation_error(node, owners[_storage(written.meta["val"])])
+
+
+def _storage(value: torch.Tensor) -> Any:
+    return value.untyped_storage()._cdata
+
+
+def _written(node: Node) -> list[Node]:
+    """The arguments that an in-place operator writes to."""
+    found: list[Node] = []
+    for index, argument in enumerate(node.target._schema.arguments):  # type: ignore[union-attr]
+        if argument.alias_info is None or not argument.alias_info.is_write:
+            continue
+        given = node.args[index] if index < len(node.args) else node.kwargs.get(argument.name)
+        given = given if isinstance(given, (tuple, list)) else [given]
+        found.extend(item for item in given if isinstance(item, Node))
+    return found
+
+
+def _refuse_mutations(program: GraphModule) -> None:
+    for node in program.graph.nodes:
+        if is_mutation(node):
+            written = node.args[0] if node.args else None
+            raise _mutation_error(node, written.name if isinstance(written, Node) else "an input")
+
+
+def _mutation_error(node: Node, written: str) -> MutationError:
+    return MutationError(
+        f"the forward writes in place to {written} ({node.target})",
+        where=_where(node),
+        hint="An input, parameter or buffer changed inside the forward cannot be kept equal "
+        "on all ranks: compute a new tensor instead",
+    )
 
 
 def describe_inputs(module: GraphModule) -> tuple[GraphInput, ...]:

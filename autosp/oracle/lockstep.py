@@ -65,23 +65,22 @@ def _step(
             for node, program in zip(nodes, programs, strict=True)
         ]
     arguments = [
-        map_aggregate((node.args, node.kwargs), lambda a, e=environment: _lookup(e, a))
-        for node, environment in zip(nodes, environments, strict=True)
+        _arguments(node, environment) for node, environment in zip(nodes, environments, strict=True)
     ]
     if first.op == "output":
-        return [args[0] for args, _ in arguments]  # type: ignore[misc]
+        return [args[0] for args, _ in arguments]
     kind = collective_kind(first)
     if kind is not None:
-        return communicate(kind, [args[0] for args, _ in arguments])  # type: ignore[misc]
+        return communicate(kind, [args[0] for args, _ in arguments])
     if is_wait(first):
-        return [_distinct(args[0], (args,)) for args, _ in arguments]  # type: ignore[misc]
+        return [_distinct(args[0], (args,)) for args, _ in arguments]
     if not isinstance(first.target, torch._ops.OpOverload) and first.target is not operator.getitem:
         # A switch of grad mode or autocast concerns the process: once, not once a rank.
-        args, kwargs = arguments[0]  # type: ignore[misc]
+        args, kwargs = arguments[0]
         return [_call(first, args, kwargs)] * len(nodes)
     return [
         _distinct(_call(node, args, kwargs), (args, kwargs))
-        for node, (args, kwargs) in zip(nodes, arguments, strict=True)  # type: ignore[misc]
+        for node, (args, kwargs) in zip(nodes, arguments, strict=True)
     ]
 
 
@@ -90,8 +89,11 @@ def _call(node: Node, args: Any, kwargs: Any) -> Any:
     return node.target(*args, **kwargs)
 
 
-def _lookup(environment: Environment, argument: Any) -> Any:
-    return environment[argument] if isinstance(argument, Node) else argument
+def _arguments(node: Node, environment: Environment) -> tuple[Any, Any]:
+    args, kwargs = map_aggregate(
+        (node.args, node.kwargs), lambda a: environment[a] if isinstance(a, Node) else a
+    )
+    return args, kwargs
 
 
 def own_copy(value: Any) -> Any:
