@@ -60,7 +60,7 @@ def difference(expected: torch.Tensor, actual: torch.Tensor, *, scale: float) ->
     max_abs = float(errors.flatten()[worst])
     finite = left[left.isfinite()].abs()
     magnitude = max(float(finite.max()) if finite.numel() else 0.0, FLOOR * scale)
-    if not expected.is_floating_point():
+    if not (expected.is_floating_point() or expected.is_complex()):
         magnitude = 1.0
     max_rel = 0.0 if max_abs == 0 else max_abs / magnitude if magnitude else float("inf")
     near = slice(worst, worst + NUM_SAMPLES)
@@ -80,4 +80,7 @@ def largest(tensors: Iterable[torch.Tensor]) -> float:
 
 
 def _wide(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.detach().to(torch.complex128 if tensor.is_complex() else torch.float64)
+    tensor = tensor.detach()
+    if tensor.is_complex():
+        tensor = torch.view_as_real(tensor.resolve_conj())
+    return tensor.to(torch.float64)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from math import prod
+from typing import Any
 
 import torch
 from torch.fx import Node
@@ -59,6 +60,26 @@ def reduction(op: Operation) -> Value:
     return op.result(local, PARTIAL_SUM)
 
 
+def along_given_dims(op: Operation) -> Value | list[Value]:
+    """Reductions and orderings (norm, var, amax, sort ...) along dims that are not sharded."""
+    source: Value = op.args[0]
+    cut = _cut(source)
+    index, default = DIM_ARGUMENTS[op.target]
+    dims = op.argument(index, "dim", default)
+    if dims is None or dims == []:
+        raise NoRule(f"{op.target} over all dims")
+    num_dims = len(source.shape)
+    chosen = {normalise_dim(d, num_dims) for d in ([dims] if isinstance(dims, int) else dims)}
+    if cut.dim in chosen:
+        raise NoRule(f"{op.target} along the sharded dim")
+    several = isinstance(op.node.meta["val"], (tuple, list))
+    keeps = len(op.outputs[0].shape if several else op.shape) == num_dims
+    placement = cut if keeps else cut.on_dim(cut.dim - sum(d < cut.dim for d in chosen))
+    if several:
+        return op.results(op.same(), [placement] * len(op.outputs))
+    return op.result(op.same(), placement)
+
+
 def _cut(source: Value) -> Shard:
     if not isinstance(source.placement, Shard):
         raise NoRule("no rule for a partial input")
@@ -87,7 +108,24 @@ def _valid_rows(op: Operation, source: Value, cut: Shard) -> Node:
     return op.emit(aten.slice.Tensor, source, cut.dim, 0, valid)
 
 
+DIM_ARGUMENTS: dict[Any, tuple[int, int | None]] = {
+    **dict.fromkeys(
+        (
+            aten.amax.default, aten.amin.default, aten.argmax.default, aten.argmin.default,
+            aten.logsumexp.default, aten.var.dim, aten.var.correction, aten.std.dim,
+            aten.std.correction, aten.var_mean.correction, aten.any.dim, aten.all.dim,
+            aten.prod.dim_int, aten.max.dim, aten.min.dim, aten.flip.default,
+        ),
+        (1, None),
+    ),
+    **dict.fromkeys((aten.sort.default, aten.argsort.default), (1, -1)),
+    **dict.fromkeys((aten.topk.default,), (2, -1)),
+    **dict.fromkeys((aten.linalg_vector_norm.default, aten.norm.ScalarOpt_dim), (2, None)),
+}  # fmt: skip
+"""Operator -> position and default of its ``dim`` argument."""
+
 RULES: RuleTable = {
+    **dict.fromkeys(DIM_ARGUMENTS, along_given_dims),
     aten.layer_norm.default: normalisation,
     aten.rms_norm.default: normalisation,
     aten.softmax.int: along_one_dim,

@@ -123,8 +123,9 @@ def _local_mask(op: Operation, num_heads: int) -> Value | None:
     if mask is None:
         return None
     mask = op.replicate(mask, "attention on head shards needs the whole mask")
-    if len(mask.shape) == 4 and mask.shape[HEAD_DIM] == num_heads > 1:
-        cut = shard_dim(HEAD_DIM, num_heads, op.num_ranks, label="head")
+    head_dim = len(mask.shape) - 3
+    if head_dim >= 0 and mask.shape[head_dim] == num_heads > 1:
+        cut = shard_dim(head_dim, num_heads, op.num_ranks, label="head")
         return op.redistribute(mask, cut, "a mask per head follows the heads")
     assert mask.placement == REPLICATE
     return mask

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from autosp.placement import REPLICATE
+from autosp.placement import REPLICATE, Shard
 from autosp.sharding.builder import Value
 from autosp.sharding.operation import NoRule, Operation, RuleTable
 
@@ -18,8 +18,10 @@ def embedding(op: Operation) -> Value:
     that it found behind the attention sites.
     """
     table, indices = op.args[:2]
-    if table.placement != REPLICATE:
-        raise NoRule("lookup in a sharded table")
+    if table.placement != REPLICATE or not isinstance(indices.placement, Shard):
+        raise NoRule("lookup in a sharded table, or of indices that are not sharded")
+    if op.argument(3, "scale_grad_by_freq", False):
+        raise NoRule("scale_grad_by_freq counts how often an index occurs in the whole sequence")
     return op.result(op.same(), indices.placement)
 
 

@@ -14,7 +14,7 @@ aten = torch.ops.aten
 def linear(op: Operation) -> Value:
     """``x[..., k] @ w[n, k].T + b``: any cut of ``x`` but one of ``k``."""
     source: Value = op.args[0]
-    weights = [v for v in list(op.values())[1:]]
+    _, *weights = op.values()
     cut = source.placement
     if not isinstance(cut, Shard) or any(w.placement != REPLICATE for w in weights):
         raise NoRule("linear with a partial input or a sharded weight")
@@ -37,9 +37,10 @@ def matmul(op: Operation) -> Value:
     left, right = op.args[:2]
     if isinstance(left.placement, Shard) and right.placement == REPLICATE:
         cut = left.placement
-        is_row = len(left.shape) >= 2 and cut.dim == len(left.shape) - 2
-        batch = len(left.shape) > 2 and cut.dim < len(left.shape) - 2
-        if is_row or (batch and len(right.shape) <= 2):
+        if len(left.shape) >= 2 and cut.dim == len(left.shape) - 2:
+            columns = len(right.shape) >= 2
+            return op.result(op.same(), cut.on_dim(len(op.shape) - 1 - columns))
+        if cut.dim < len(left.shape) - 2 and len(right.shape) <= 2:
             return op.result(op.same(), cut)
     if isinstance(right.placement, Shard) and left.placement == REPLICATE:
         cut = right.placement

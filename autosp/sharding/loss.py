@@ -39,6 +39,8 @@ def cross_entropy(op: Operation) -> Value:
     if weight is not None and reduction == REDUCTION_MEAN:
         raise NoRule("weighted mean cross entropy")
 
+    if target.placement != REPLICATE:
+        target = op.replicate(target, "padding rows of the labels must become ignored ones")
     rows = op.redistribute(
         target,
         Shard(0, cut.atom, cut.outer, cut.pad, cut.order, cut.label),
@@ -72,11 +74,8 @@ def _sum(
 
 
 def _global_count(op: Operation, target: Value, ignore_index: int, like: Node) -> Node:
-    """Valid targets over the whole sequence; no communication while labels are replicated."""
-    whole = target
-    if target.placement != REPLICATE:
-        whole = op.replicate(target, "the mean counts the valid targets of all ranks")
-    valid = op.emit(aten.ne.Scalar, whole, ignore_index)
+    """Valid targets over the whole sequence, from the replicated labels."""
+    valid = op.emit(aten.ne.Scalar, target, ignore_index)
     count = op.emit(aten.sum.default, valid)
     return op.emit(aten.to.dtype, count, like.meta["val"].dtype)
 

@@ -81,7 +81,7 @@ def _aligned(op: Operation) -> Value:
 
     def align(value: Value) -> Value:
         own_dim = dim - (num_dims - len(value.shape))
-        if own_dim < 0 or value.shape[own_dim] == 1:
+        if own_dim < 0 or value.shape[own_dim] != op.shape[dim]:
             if isinstance(value.placement, Shard):
                 return op.replicate(value, "sharded on a dim that is broadcast here")
             return value

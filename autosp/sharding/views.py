@@ -11,7 +11,7 @@ from math import prod
 
 import torch
 
-from autosp.placement import Placement, Shard, local_shape
+from autosp.placement import REPLICATE, Placement, Shard, local_shape
 from autosp.sharding.builder import Value
 from autosp.sharding.operation import NoRule, Operation, RuleTable, normalise_dim
 
@@ -89,8 +89,10 @@ def squeeze(op: Operation) -> Value:
     dims = {normalise_dim(d, len(source.shape)) for d in chosen}
     removed = {d for d in dims if source.shape[d] == 1}
     placement = source.placement
-    if isinstance(placement, Shard) and op.target is aten.squeeze.default:
-        # Which dims have size 1 may differ on a rank: name those of the global tensor.
+    if isinstance(placement, Shard):
+        if placement.dim in removed:
+            raise NoRule("squeeze of the sharded dim")
+        # A dim may have size 1 on a rank alone: name those of the global tensor.
         node = op.emit(aten.squeeze.dims, source, sorted(removed))
     else:
         node = op.same()
@@ -100,9 +102,13 @@ def squeeze(op: Operation) -> Value:
 def expand(op: Operation) -> Value:
     source: Value = op.args[0]
     placement = source.placement
+    if placement == REPLICATE:  # only the tensor whose shape is taken is sharded
+        return op.result(op.emit(aten.expand.default, source, list(op.shape)), REPLICATE)
     if not isinstance(placement, Shard):
         raise NoRule("expand of a partial tensor")
     moved = placement.on_dim(placement.dim + len(op.shape) - len(source.shape))
+    if op.shape[moved.dim] != source.shape[placement.dim]:
+        raise NoRule("expansion of the sharded dim")
     sizes = list(local_shape(op.shape, moved, op.num_ranks))
     return op.result(op.emit(aten.expand.default, source, sizes), moved)
 
@@ -124,6 +130,47 @@ def slice_(op: Operation) -> Value:
     dropped = size - kept
     tail = Shard(dim, kept, 1, placement.pad + dropped, placement.order, placement.label)
     return op.result(source.node, tail)
+
+
+def narrow(op: Operation) -> Value:
+    source, dim, start, length = op.args[:4]
+    dim = normalise_dim(dim, len(source.shape))
+    placement = source.placement
+    if isinstance(placement, Shard) and placement.dim == dim:
+        raise NoRule("narrowing of the sharded dim")
+    return op.result(op.emit(aten.slice.Tensor, source, dim, start, start + length), placement)
+
+
+def move_dims(op: Operation) -> Value:
+    """``movedim``, of one dim or of several."""
+    source: Value = op.args[0]
+    num_dims = len(source.shape)
+    given = [d if isinstance(d, (list, tuple)) else [d] for d in op.args[1:3]]
+    origins, targets = ([normalise_dim(d, num_dims) for d in dims] for dims in given)
+    rest = iter(d for d in range(num_dims) if d not in origins)
+    order = [origins[targets.index(d)] if d in targets else next(rest) for d in range(num_dims)]
+    return op.result(
+        op.emit(aten.permute.default, source, order), _moved(source.placement, order.index)
+    )
+
+
+def scatter_slice(op: Operation) -> Value:
+    """``x[..., i:j] = y`` and ``x[..., i] = y`` made functional, off the sharded dim."""
+    target, part = op.args[:2]
+    dim = normalise_dim(op.argument(2, "dim", 0), len(target.shape))
+    is_select = op.target is aten.select_scatter.default
+    cut = target.placement
+    if not isinstance(cut, Shard):
+        _, own = op.sharded()
+        if part.placement != own:
+            raise NoRule("assignment of a sharded tensor to part of a partial one")
+        cut = own.on_dim(own.dim + (is_select and dim <= own.dim))
+    if cut.dim == dim:
+        raise NoRule("assignment to a part of the sharded dim")
+    reason = "assigned to a part of a sharded tensor"
+    part = op.redistribute(part, cut.on_dim(cut.dim - (is_select and dim < cut.dim)), reason)
+    target = op.redistribute(target, cut, reason)
+    return op.result(op.emit(op.target, target, part, *op.args[2:], **op.kwargs), cut)
 
 
 def select(op: Operation) -> Value:
@@ -199,6 +246,14 @@ RULES: RuleTable = {
     aten.expand.default: expand,
     aten.slice.Tensor: slice_,
     aten.select.int: select,
+    aten.narrow.default: narrow,
+    aten.movedim.int: move_dims,
+    aten.movedim.intlist: move_dims,
+    aten.swapaxes.default: transpose,
+    aten.swapdims.default: transpose,
+    aten.slice_scatter.default: scatter_slice,
+    aten.select_scatter.default: scatter_slice,
+    aten.expand_as.default: expand,
     aten.split.Tensor: split,
     aten.split.sizes: split,
     aten.split_with_sizes.default: split,
