@@ -1,0 +1,112 @@
+"""From a model file to what is printed, through the real compiler."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.support.command_line import CommandLine
+from tests.support.user_models import write_model
+
+SAMPLES = Path(__file__).parents[2] / "samples"
+TINY = ("--arg", "tiny=true", "--seq", "64")
+
+
+@pytest.mark.parametrize("sample", ["gpt.py", "llama.py", "hf_llama.py"])
+def test_the_samples_are_sharded(cli: CommandLine, sample: str) -> None:
+    data = cli(SAMPLES / sample, *TINY, "--sp", "2", "--no-tui", "--json").json
+    assert data["model"] == f"{SAMPLES / sample}:build"
+    assert data["status"] == "ok"
+    assert data["mesh"] == {"dp": 1, "sp": 2}
+    assert (data["attention_sites"], data["attention_sites_sharded"]) == (2, 2)
+    per_layer = data["collectives_per_layer"]
+    assert per_layer["layers"] == 2
+    assert per_layer["counts"] == {"forward": [4, 4], "backward": [4, 4]}
+    assert sum(data["categories"].values()) == data["peak"]["live_bytes"]
+    assert data["step_ns"] > 0
+
+
+def test_a_recorded_model_answers_every_view(cli: CommandLine, tmp_path: Path) -> None:
+    trace = tmp_path / "gpt.autosp"
+    recorded = cli("record", SAMPLES / "gpt.py", *TINY, "--sp", "4", "-o", trace)
+    assert (recorded.status, recorded.out) == (0, "")
+    assert recorded.err == f"wrote {trace}; look at it with: autosp-inspect show {trace}\n"
+    shard = cli("passes", trace, "--diff", "shard", "--json").json
+    assert any(change["after"] and change["after"]["placement"] for change in shard["changes"])
+    attention = cli("decisions", trace, "--topic", "attention", "--json").json["decisions"]
+    node = attention[0]["node"]
+    explained = cli("explain", trace, node)
+    assert "samples/gpt.py" in explained.out
+    assert "scaled_dot_product_attention(q, k, v" in explained.out
+    assert "all_to_all" in explained.out
+
+
+def test_options_reach_the_compilation(cli: CommandLine) -> None:
+    options = ("--sp", "2", "--dp", "2", "--zero", "2", "--batch", "3", "--dtype", "bf16")
+    other = ("--optimizer", "sgd", "--partitioner", "default", "--gpu", "H100")
+    data = cli("summary", SAMPLES / "gpt.py", *TINY, *options, *other, "--json").json
+    assert data["mesh"] == {"dp": 2, "sp": 2}
+    assert data["gpu"] == "h100"
+    expected = {
+        "seq": 64,
+        "batch": 3,
+        "dtype": "bfloat16",
+        "zero": 2,
+        "optimizer": "sgd",
+        "partitioner": "default",
+        "arguments": {"tiny": "true"},
+    }
+    assert data["config"].items() >= expected.items()
+
+
+def test_the_summary_says_how_to_keep_the_trace(cli: CommandLine) -> None:
+    out = cli(SAMPLES / "gpt.py", *TINY, "--sp", "2").out
+    command = f"autosp-inspect record {SAMPLES / 'gpt.py'} --sp 2 --seq 64 --arg tiny=true"
+    assert f"{command} -o gpt.autosp" in out
+
+
+WRITTEN_FOR_CUDA = """
+    import torch
+    import torch.nn.functional as F
+    from torch import nn
+
+    assert torch.cuda.is_available(), "needs a GPU"
+    print("building")
+
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.embed = nn.Embedding(50, 32, device="cuda")
+            self.qkv = nn.Linear(32, 96)
+            self.head = nn.Linear(32, 50)
+
+        def forward(self, input_ids, labels):
+            positions = torch.arange(input_ids.shape[1], device="cuda")
+            x = self.embed(input_ids) + positions[:, None].float().cuda() / 100
+            q, k, v = (t.unflatten(-1, (4, 8)).transpose(1, 2) for t in self.qkv(x).chunk(3, -1))
+            y = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+            logits = self.head(y.transpose(1, 2).flatten(2))
+            return F.cross_entropy(logits.flatten(0, 1), labels.flatten())
+
+    def build():
+        return Net().cuda()
+"""
+
+
+def test_a_model_written_for_cuda_is_compiled_on_the_cpu(cli: CommandLine, tmp_path: Path) -> None:
+    file = write_model(tmp_path, WRITTEN_FOR_CUDA)
+    outcome = cli("collectives", file, "--seq", "64", "--sp", "2", "--json")
+    assert outcome.status == 0
+    assert outcome.err == "building\n"
+    kinds = [row["kind"] for row in outcome.json["collectives"]]
+    assert kinds.count("all_to_all") == 8
+
+
+def test_nothing_is_left_behind(
+    cli: CommandLine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setattr("tempfile.tempdir", None)
+    assert cli(SAMPLES / "gpt.py", *TINY, "--sp", "2").status == 0
+    assert list(tmp_path.glob("autosp-inspect-*")) == []
