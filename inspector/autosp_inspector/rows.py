@@ -106,7 +106,7 @@ class ModuleRow:
     collective_bytes: int
     has_children: bool
     placements: tuple[str, ...]
-    """Distinct placements of the compute nodes directly or indirectly inside, most frequent first."""
+    """Distinct placements of the compute nodes at any depth inside, most frequent first."""
 
 
 @dataclass(frozen=True, slots=True)
