@@ -51,3 +51,7 @@ class HardwareError(AutoSPError):
 
 class VerificationError(AutoSPError):
     """A pass left the graph in a state that contradicts its placements."""
+
+
+class RankError(AutoSPError):
+    """A process of a run on several ranks failed, died or hung."""
