@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.command_line import CommandLine
-from tests.support.user_models import write_model
+from tests.support.command_line import CommandLine, assert_one_clear_line
+from tests.support.user_models import TINY_MODEL, write_model
 
 SAMPLES = Path(__file__).parents[2] / "samples"
 TINY = ("--arg", "tiny=true", "--seq", "64")
@@ -110,3 +110,51 @@ def test_nothing_is_left_behind(
     monkeypatch.setattr("tempfile.tempdir", None)
     assert cli(SAMPLES / "gpt.py", *TINY, "--sp", "2").status == 0
     assert list(tmp_path.glob("autosp-inspect-*")) == []
+
+
+def test_verify_compares_loss_and_every_gradient(cli: CommandLine) -> None:
+    outcome = cli("verify", SAMPLES / "gpt.py", "--seq", "15", "--ignored-labels", "--json")
+    assert outcome.status == 0
+    data = outcome.json
+    assert data.keys() >= {
+        "ranks",
+        "dtype",
+        "loss",
+        "gradients",
+        "max_rel_error",
+        "first_wrong_node",
+        "ok",
+    }
+    assert data["loss"].keys() == {"reference", "compiled", "rel_error"}
+    assert len(data["gradients"]) == 28
+    assert data["ok"] is True
+    assert data["max_rel_error"] < 1e-12
+
+
+def test_verify_fails_if_anything_differs(
+    cli: CommandLine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = {
+        "ranks": 2,
+        "dtype": "float64",
+        "loss": {"reference": 1.0, "compiled": 1.0, "rel_error": 0.0},
+        "gradients": [{"name": "w", "rel_error": float("inf")}],
+        "max_rel_error": float("inf"),
+        "first_wrong_node": "linear_3",
+        "ok": False,
+    }
+    monkeypatch.setattr(
+        "autosp_inspector.cli.commands.verify.run_verification", lambda *_, **__: found
+    )
+    text = cli("verify", SAMPLES / "gpt.py")
+    assert text.status == 1
+    assert "DIFFERENT" in text.out
+    assert "First wrong node: linear_3" in text.out
+    as_json = cli("verify", SAMPLES / "gpt.py", "--json")
+    assert as_json.status == 1
+    assert as_json.json["max_rel_error"] is None
+
+
+def test_verify_refuses_a_large_model_without_a_tiny_form(cli: CommandLine, tmp_path: Path) -> None:
+    file = write_model(tmp_path, TINY_MODEL, "def build(): return Net(vocab=1_000_000, width=400)")
+    assert_one_clear_line(cli("verify", file), "0.8 billion parameters", "tiny: bool = False")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from pathlib import Path
 
 import pytest
 from autosp_inspector.report.quantities import (
@@ -10,6 +11,7 @@ from autosp_inspector.report.quantities import (
     count_text,
     fraction_text,
     mesh_text,
+    place_text,
     share_text,
     time_text,
 )
@@ -17,6 +19,7 @@ from autosp_inspector.report.report import Facts, Report, Table, left, right, wr
 from autosp_inspector.report.table_layout import lay_out
 from autosp_inspector.report.text_format import print_text
 from autosp_inspector.report.visible import visible
+from autosp_inspector.rows import Source
 from rich.console import Console
 
 
@@ -107,3 +110,11 @@ def test_in_a_pipe_nothing_is_wrapped() -> None:
     output = io.StringIO()
     print_text(report, Console(file=output, width=30))
     assert max(map(len, output.getvalue().splitlines())) > 200
+
+
+def test_places_are_short() -> None:
+    library = Source("/usr/lib/python3/site-packages/transformers/loss.py", 42, "", "")
+    assert place_text(library) == "transformers/loss.py:42"
+    assert place_text(Source(str(Path.cwd() / "model.py"), 3, "", "")) == "model.py:3"
+    assert place_text(Source("/elsewhere/model.py", 3, "", "")) == "/elsewhere/model.py:3"
+    assert place_text(None) == ""

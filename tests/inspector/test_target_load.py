@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import pickle
 import sys
 from pathlib import Path
 
@@ -11,6 +12,7 @@ import torch
 from autosp_inspector.target.errors import TargetError, UserCodeError
 from autosp_inspector.target.load import build_real, load_target
 from autosp_inspector.target.loaded import LoadedTarget, TargetRecipe
+from autosp_inspector.target.real_builder import RealBuilder
 from autosp_inspector.target.specification import recognise
 from torch._subclasses.fake_tensor import FakeTensor
 
@@ -389,3 +391,23 @@ def test_a_large_model_without_a_tiny_form_is_not_built_for_real(tmp_path: Path)
     file = write_model(tmp_path, TINY_MODEL, "def build(): return Net(1_000_000, 400)")
     with pytest.raises(TargetError, match="0.8 billion parameters.*tiny: bool = False"):
         build_real(TargetRecipe(recognise(str(file))), seed=0, dtype="float32", batch=1, seq=8)
+
+
+def test_a_builder_can_be_sent_to_another_process() -> None:
+    recipe = TargetRecipe(recognise(str(SAMPLES / "gpt.py")))
+    builder = RealBuilder(recipe, seed=0, dtype="float64", batch=2, seq=9)
+    built = pickle.loads(pickle.dumps(builder))()
+    assert built.args == ()
+    assert built.kwargs["input_ids"].shape == (2, 9)
+    assert torch.equal(built.kwargs["labels"], builder().kwargs["labels"])
+    assert next(built.module.parameters()).dtype == torch.float64
+
+
+def test_labels_can_be_ignored_across_borders_and_in_a_whole_shard() -> None:
+    recipe = TargetRecipe(recognise(str(SAMPLES / "gpt.py")))
+    builder = RealBuilder(recipe, seed=0, dtype="float64", batch=2, seq=10, ignored_shards=2)
+    ignored = builder().kwargs["labels"] == -100
+    assert ignored.tolist() == [
+        [False] * 3 + [True] * 7,
+        [False] * 5 + [True] * 5,
+    ]

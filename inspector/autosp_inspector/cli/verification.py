@@ -5,10 +5,51 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from autosp_inspector.target.arguments import split_argument
+from autosp_inspector.target.loaded import TargetRecipe
+from autosp_inspector.target.real_builder import RealBuilder
 from autosp_inspector.target.specification import ModelTarget
+
+INNER_COMPILERS = {"eager": "eager", "aot_eager": "eager", "inductor": "inductor"}
+"""--backend -> inner compiler. AOTAutograd always runs, so eager and aot_eager are one."""
+
+
+def real_builder(target: ModelTarget, values: Mapping[str, Any]) -> RealBuilder:
+    """How every process builds the model and its inputs."""
+    pairs = tuple(split_argument(text) for text in values["arguments"])
+    recipe = TargetRecipe(target, arguments=pairs, batch=values["batch"], seq=values["seq"])
+    num_shards = values["ranks"] // values["dp"]
+    return RealBuilder(
+        recipe,
+        seed=values["seed"],
+        dtype=values["dtype"],
+        batch=values["batch"],
+        seq=values["seq"],
+        ignored_shards=num_shards if values["ignored_labels"] else 0,
+    )
 
 
 def run_verification(
     target: ModelTarget, values: Mapping[str, Any], *, progress: Callable[[str], None]
 ) -> Mapping[str, Any]:
-    raise NotImplementedError
+    """Compare on real processes; the fields of the JSON output.
+
+    Raises:
+        AutoSPError: the model cannot be built or compiled.
+    """
+    progress("load torch and the model")
+    # Only here: torch takes seconds to import.
+    from autosp.verification import VerifyRequest, verify
+
+    builder = real_builder(target, values)
+    request = VerifyRequest(
+        build=builder,
+        ranks=values["ranks"],
+        dp=values["dp"],
+        dtype=values["dtype"],
+        inner=INNER_COMPILERS[values["backend"]],
+        partitioner=values["partitioner"],
+        steps=values["steps"],
+    )
+    builder()  # what is wrong with the model is said here, by one process
+    return verify(request, progress=progress).as_dict()

@@ -65,10 +65,16 @@ def source_text(source: Source | None) -> str:
 
 
 def place_text(source: Source | None) -> str:
-    """As :func:`source_text`, for reading: relative to the current folder if below it."""
+    """As :func:`source_text`, for reading.
+
+    A file of an installed package begins with the package, another one below the current
+    folder is relative to that.
+    """
     if source is None:
         return ""
     path = Path(source.file)
+    if "site-packages" in path.parts:
+        path = Path(*path.parts[path.parts.index("site-packages") + 1 :])
     if path.is_absolute() and path.is_relative_to(Path.cwd()):
         path = path.relative_to(Path.cwd())
     return f"{path}:{source.line}"

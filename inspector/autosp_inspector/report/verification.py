@@ -14,27 +14,30 @@ def verification_report(data: Mapping[str, Any]) -> Report:
     """``data`` has the fields of the JSON output."""
     loss = data["loss"]
     gradients: Sequence[Mapping[str, Any]] = data["gradients"]
-    facts = Facts(
-        (
-            ("verdict", "EQUAL" if data["ok"] else "DIFFERENT"),
-            ("ranks", f"{data['ranks']} processes, {data['dtype']}"),
-            (
-                "loss",
-                f"{loss['compiled']!r} compiled, {loss['reference']!r} reference, "
-                f"relative error {_error(loss['rel_error'])}",
-            ),
-            ("gradients", f"{len(gradients)}, largest error {_error(data['max_rel_error'])}"),
-        )
-    )
+    facts = [
+        ("verdict", "EQUAL" if data["ok"] else "DIFFERENT"),
+        ("ranks", f"{data['ranks']} processes, {data['dtype']}"),
+        ("loss", f"{loss['compiled']!r} compiled, {loss['reference']!r} reference"),
+        ("loss error", _compared(loss["rel_error"], data.get("loss_tolerance"))),
+        ("gradient error", _compared(data["max_rel_error"], data.get("tolerance"))),
+    ]
+    if data.get("parameter_error") is not None:
+        facts.append(("parameter error", _error(data["parameter_error"])))
     worst = sorted(gradients, key=lambda gradient: -_sortable(gradient["rel_error"]))
     rows = tuple((str(g["name"]), _error(g["rel_error"])) for g in worst[:SHOWN_GRADIENTS])
-    blocks: list[Facts | Lines | Table] = [facts]
+    blocks: list[Facts | Lines | Table] = [Facts(tuple(facts))]
     if rows:
         columns = (left("parameter"), right("error"))
-        blocks.append(Table(columns, rows, "Largest errors of gradients"))
+        blocks.append(Table(columns, rows, f"Largest errors of {len(gradients)} gradients"))
     if data.get("first_wrong_node"):
         blocks.append(Lines((f"First wrong node: {data['first_wrong_node']}",)))
+    if data.get("first_wrong_detail"):
+        blocks.append(Lines(tuple(str(data["first_wrong_detail"]).splitlines())))
     return Report(tuple(blocks), data, gradients, problems=0 if data["ok"] else 1)
+
+
+def _compared(value: float | None, tolerance: float | None) -> str:
+    return _error(value) if tolerance is None else f"{_error(value)}, allowed {tolerance:.0e}"
 
 
 def _error(value: float | None) -> str:

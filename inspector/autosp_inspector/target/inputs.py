@@ -17,7 +17,9 @@ LABEL_NAMES = ("labels", "label", "targets", "target", "y", "lm_labels")
 POSITION_NAMES = ("position_ids", "positions", "pos")
 MASK_NAMES = ("attention_mask", "mask")
 
-DEFAULT_BATCH = 1
+IGNORED_LABEL = -100
+"""What torch's cross_entropy ignores by default."""
+
 DEFAULT_SEQUENCE = 4096
 
 
@@ -108,6 +110,19 @@ def inputs_from_signature(module: nn.Module, *, batch: int, seq: int, where: str
     if unknown or not kwargs:
         raise _cannot_make(module, unknown, vocabulary, where)
     return Inputs((), kwargs)
+
+
+def ignore_labels(inputs: Inputs, *, num_shards: int) -> None:
+    """Set labels to -100, in place: the last shard of the sequence in every row, and in
+    the first row a stretch around each border of two shards.
+    """
+    for name, labels in inputs.kwargs.items():
+        if name not in LABEL_NAMES or not isinstance(labels, Tensor) or labels.dim() < 2:
+            continue
+        shard = -(-labels.shape[1] // num_shards)
+        labels[:, shard * (num_shards - 1) :] = IGNORED_LABEL
+        for border in range(shard, labels.shape[1], shard):
+            labels[0, max(border - 2, 0) : border + 2] = IGNORED_LABEL
 
 
 def _made_for(

@@ -28,6 +28,7 @@ from autosp_inspector.target.huggingface import build_from_config
 from autosp_inspector.target.inputs import (
     Inputs,
     choose_sequence,
+    ignore_labels,
     inputs_from_signature,
     inputs_from_user,
 )
@@ -76,11 +77,20 @@ def load_target(recipe: TargetRecipe) -> LoadedTarget:
     )
 
 
-def build_real(recipe: TargetRecipe, *, seed: int, dtype: str, batch: int, seq: int) -> RealTarget:
+def build_real(
+    recipe: TargetRecipe,
+    *,
+    seed: int,
+    dtype: str,
+    batch: int,
+    seq: int,
+    ignored_shards: int = 0,
+) -> RealTarget:
     """Build a small model with real numbers, the same in every process for one ``seed``.
 
     A factory with a ``tiny`` parameter is called with ``tiny=True``, a Hugging Face
-    configuration is shrunk, another model is built as it is if it is small.
+    configuration is shrunk, another model is built as it is if it is small. With
+    ``ignored_shards`` some labels are -100 (:func:`ignore_labels`).
 
     Raises:
         TargetError: as for :func:`load_target`, or the model is too large.
@@ -95,6 +105,8 @@ def build_real(recipe: TargetRecipe, *, seed: int, dtype: str, batch: int, seq: 
         seq = choose_sequence(built.module, seq, where=source.description)
         torch.manual_seed(seed + 1)
         inputs = source.inputs(built, batch=batch, seq=seq)
+        if ignored_shards:
+            ignore_labels(inputs, num_shards=ignored_shards)
     return RealTarget(
         built.module, inputs.args, inputs.kwargs, source.description, source.can_shrink
     )

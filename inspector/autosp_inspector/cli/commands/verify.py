@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 
 from autosp_inspector.cli.layout_options import layout_parameters
-from autosp_inspector.cli.number_types import MAX_BATCH, MAX_SEQUENCE, CountType, DtypeType
+from autosp_inspector.cli.number_types import MAX_BATCH, MAX_SEQUENCE, CountType
 from autosp_inspector.cli.output_options import (
     format_parameters,
     print_report,
@@ -31,7 +31,14 @@ def command() -> click.Command:
             type=CountType(MAX_PROCESSES),
             default=2,
             show_default=True,
-            help="Sequence-parallel processes to start.",
+            help="Processes to start: --dp groups of sequence-parallel ones.",
+        ),
+        click.Option(
+            ["--dp"],
+            type=CountType(MAX_PROCESSES),
+            default=1,
+            show_default=True,
+            help="Data-parallel groups; the batch is divided among them.",
         ),
         click.Option(
             ["--seq"],
@@ -49,10 +56,22 @@ def command() -> click.Command:
         ),
         click.Option(
             ["--dtype"],
-            type=DtypeType(),
-            default="fp64",
+            type=click.Choice(["float64", "float32"]),
+            default="float64",
             show_default=True,
-            help="Precision of the comparison: fp64 or fp32.",
+            help="Precision of the comparison.",
+        ),
+        click.Option(
+            ["--ignored-labels"],
+            is_flag=True,
+            help="Set labels to -100 across the borders of shards, and for one whole shard.",
+        ),
+        click.Option(
+            ["--steps"],
+            type=click.IntRange(min=0),
+            default=0,
+            show_default=True,
+            help="Compare also the parameters after so many steps of SGD.",
         ),
         click.Option(
             ["--seed"],
@@ -82,7 +101,6 @@ def _run(ctx: click.Context) -> None:
     if isinstance(target, TraceFiles):
         raise TargetError("is a trace, which cannot be run", where=target.text, hint="Give a model")
     with progress(quiet=values["quiet"]) as report_progress:
-        report_progress(f"run {values['ranks']} processes")
         data = run_verification(target, values, progress=report_progress)
     print_report(verification_report(data), chosen_format)
     if not data["ok"]:
