@@ -79,6 +79,7 @@ def capture(module: GraphModule) -> CapturedProgram:
         program = _trace(module, fakes, fake_mode, functional=True)
         _name_inputs(program, inputs)
         _refuse_mutations(program)
+    _drop_assertions(program)
     program.graph.eliminate_dead_code()
     _refuse_unknown_shapes(program)
     _redo_values_under_autocast(program, fake_mode)
@@ -198,6 +199,13 @@ DECOMPOSITIONS = {torch.ops.aten.copy.default: _copy}
 def _where(node: Node) -> str:
     where = source_location(node)
     return f"{where.file}:{where.line}" if where else ""
+
+
+def _drop_assertions(program: GraphModule) -> None:
+    """What they assert of dtypes and devices holds: the fake values say so."""
+    assertion = torch.ops.aten._assert_tensor_metadata.default
+    for node in program.graph.find_nodes(op="call_function", target=assertion):
+        program.graph.erase_node(node)
 
 
 def _refuse_unknown_shapes(program: GraphModule) -> None:

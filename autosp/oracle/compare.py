@@ -11,7 +11,7 @@ from torch.fx import GraphModule
 from autosp.graph import tensor_of
 
 TOLERANCES = {
-    torch.float64: 1e-11,
+    torch.float64: 1e-10,
     torch.float32: 1e-4,
     torch.bfloat16: 6e-2,
     torch.float16: 1e-2,

@@ -34,7 +34,7 @@ def run_ranks(programs: Sequence[GraphModule], inputs: Sequence[Any]) -> RankVal
 
     Args:
         programs: one a rank, with the same nodes but for constants.
-        inputs: flat inputs; every rank has its own copy, floating ones require a gradient.
+        inputs: flat inputs; every rank has its own copy.
     """
     environments: list[Environment] = [{} for _ in programs]
     remaining = [iter(inputs) for _ in programs]
@@ -97,10 +97,10 @@ def _arguments(node: Node, environment: Environment) -> tuple[Any, Any]:
 
 
 def own_copy(value: Any) -> Any:
-    """A leaf of its own; floating tensors require a gradient."""
+    """A leaf of its own, which requires a gradient if the original does."""
     if not isinstance(value, torch.Tensor):
         return value
-    return value.detach().clone().requires_grad_(value.is_floating_point())
+    return value.detach().clone().requires_grad_(value.requires_grad)
 
 
 def _distinct(result: Any, arguments: Any) -> Any:

@@ -113,7 +113,7 @@ DIM_ARGUMENTS: dict[Any, tuple[int, int | None]] = {
         (
             aten.amax.default, aten.amin.default, aten.argmax.default, aten.argmin.default,
             aten.logsumexp.default, aten.var.dim, aten.var.correction, aten.std.dim,
-            aten.std.correction, aten.var_mean.correction, aten.any.dim, aten.all.dim,
+            aten.std.correction, aten.var_mean.correction, aten.var_mean.dim, aten.any.dim, aten.all.dim,
             aten.prod.dim_int, aten.max.dim, aten.min.dim, aten.flip.default,
         ),
         (1, None),

@@ -99,5 +99,5 @@ def _replace(op: Operation, change: Any) -> Operation:
     return Operation(op.node, args, kwargs, op.builder, op._redistribute, op._decide)
 
 
-RULES: RuleTable = dict.fromkeys((*CASTS, aten.type_as.default, aten.contiguous.default, aten.alias.default, aten.detach.default, aten.clone.default, aten.lift_fresh_copy.default, aten.dropout.default, aten.gelu.default, aten.silu.default, aten.where.self, aten.where.ScalarOther, aten.where.ScalarSelf, aten.where.Scalar, aten.masked_fill.Scalar, aten.masked_fill.Tensor, aten.zeros_like.default, aten.ones_like.default, aten.full_like.default, aten.__and__.Tensor, aten.__or__.Tensor, aten.__xor__.Tensor), pointwise)
+RULES: RuleTable = dict.fromkeys((*CASTS, aten.type_as.default, aten.contiguous.default, aten.alias.default, aten.detach.default, aten.clone.default, aten.lift_fresh_copy.default, aten.dropout.default, aten.gelu.default, aten.silu.default, aten.where.self, aten.where.ScalarOther, aten.where.ScalarSelf, aten.where.Scalar, aten.masked_fill.Scalar, aten.masked_fill.Tensor, aten.zeros_like.default, aten.ones_like.default, aten.full_like.default, aten.fill.Scalar, aten.fill.Tensor, aten.__and__.Tensor, aten.__or__.Tensor, aten.__xor__.Tensor), pointwise)
 """Pointwise operators that do not carry the tag (composites, and factories like another tensor)."""

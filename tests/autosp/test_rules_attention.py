@@ -1,0 +1,129 @@
+"""Attention: heads dealt out to ranks, grouped heads shared, masks cut where they must be."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from autosp.errors import HeadCountError, RandomnessError
+from tests.support.programs import NUM_HEADS, SmallModel, assert_right, prove
+
+sdpa = F.scaled_dot_product_attention
+
+
+@pytest.mark.parametrize("num_kv_heads", [1, 2, 3, 4, 6])
+def test_grouped_heads(num_kv_heads):
+    cases = tuple((2, 5, ranks) for ranks in (2, 3, 4) if fits(num_kv_heads, ranks))
+    assert_right(SmallModel(num_kv_heads=num_kv_heads), cases=cases)
+
+
+def fits(num_kv_heads, ranks):
+    return num_kv_heads % ranks == 0 or ranks % num_kv_heads == 0
+
+
+def test_more_ranks_than_kv_heads():
+    assert_right(SmallModel(num_kv_heads=2), cases=((2, 7, 6), (1, 13, 12)))
+
+
+def test_repeated_kv_heads_are_shared_again():
+    def attention(model, q, k, v):
+        repeats = NUM_HEADS // k.shape[1]
+        if model.expanding:
+            batch, heads, length, size = k.shape
+            k, v = (
+                t[:, :, None].expand(batch, heads, repeats, length, size)
+                .reshape(batch, NUM_HEADS, length, size)
+                for t in (k, v)
+            )  # fmt: skip
+        else:
+            k, v = k.repeat_interleave(repeats, 1), v.repeat_interleave(repeats, dim=1)
+        return sdpa(q, k, v, is_causal=True)
+
+    for expanding in (True, False):
+        model = SmallModel(num_kv_heads=4, attention=attention)
+        model.expanding = expanding
+        assert_right(model, cases=((2, 5, 2), (2, 5, 4)))
+
+
+def test_not_causal_with_a_scale():
+    assert_right(SmallModel(attention=lambda m, q, k, v: sdpa(q, k, v, scale=0.3)))
+
+
+def test_masks():
+    def attention(model, q, k, v):
+        length = q.shape[2]
+        index = torch.arange(length)
+        window = (index[None] <= index[:, None]) & (index[:, None] - index[None] < 3)
+        padding = (model.ids != 0)[:, None, None] | torch.eye(length, dtype=torch.bool)
+        per_head = model.bias[:NUM_HEADS, None, None] * (index[None] - index[:, None])
+        return (
+            sdpa(q, k, v, attn_mask=window)
+            + sdpa(q, k, v, attn_mask=padding)
+            + sdpa(q, k, v, attn_mask=per_head[None])
+            + sdpa(q, k, v, attn_mask=per_head)
+            + sdpa(q, k, v, attn_mask=window.to(q.dtype)[None, None])
+            + sdpa(q, k, v, attn_mask=torch.tril(torch.ones(length, length, dtype=torch.bool)))
+        )
+
+    assert_right(SmallModel(attention=attention))
+
+
+def test_a_mask_computed_from_activations():
+    def attention(model, q, k, v):
+        bias = (q.sum((1, 3))[:, None, :, None] * 0.1).sin()
+        return sdpa(q, k, v, attn_mask=bias.expand(-1, 1, -1, q.shape[2]))
+
+    assert_right(SmallModel(attention=attention), max_fallbacks=None)
+
+
+def test_keys_from_elsewhere_and_of_another_length():
+    def attention(model, q, k, v):
+        prefix = model.weight.view(1, NUM_HEADS, -1, 2)[:, :, :6].expand(q.shape[0], -1, -1, -1)
+        return sdpa(q, prefix.sin(), prefix.cos()) + sdpa(q, k.sin(), v)
+
+    assert_right(SmallModel(attention=attention))
+
+
+def test_keys_with_a_learned_prefix():
+    def attention(model, q, k, v):
+        prefix = model.weight.view(1, NUM_HEADS, -1, 2)[:, :, :2].expand(q.shape[0], -1, -1, -1)
+        return sdpa(q, torch.cat([prefix, k], 2), torch.cat([prefix, v], 2))
+
+    assert_right(SmallModel(attention=attention), max_fallbacks=2)
+
+
+def test_rotary_positions_and_query_norm():
+    def attention(model, q, k, v):
+        angles = torch.arange(q.shape[2], dtype=q.dtype)[:, None] * model.bias[:1]
+
+        def rotate(x):
+            a, b = x.chunk(2, -1)
+            return x * angles.cos() + torch.cat((-b, a), -1) * angles.sin()
+
+        return sdpa(rotate(F.rms_norm(q, (2,))), rotate(F.rms_norm(k, (2,))), v, is_causal=True)
+
+    assert_right(SmallModel(attention=attention))
+
+
+def test_a_single_head_run_in_three_dims_gathers():
+    def attention(model, q, k, v):
+        batched = sdpa(q, k, v, is_causal=True)
+        flat = sdpa(q.flatten(0, 1), k.flatten(0, 1), v.flatten(0, 1), is_causal=True)
+        return batched + flat.view(q.shape)
+
+    assert_right(SmallModel(attention=attention), max_fallbacks=1)
+
+
+def test_head_counts_that_do_not_fit_name_those_that_do():
+    with pytest.raises(HeadCountError) as caught:
+        prove(SmallModel(), cases=((1, 10, 5),))
+    assert "SP degree 5" in str(caught.value)
+    assert "1, 2, 3, 4, 6, 12" in str(caught.value)
+    assert "programs.py:" in str(caught.value)
+
+
+def test_attention_dropout_is_refused():
+    model = SmallModel(attention=lambda m, q, k, v: sdpa(q, k, v, dropout_p=0.1))
+    with pytest.raises(RandomnessError, match="attention dropout|draws random numbers"):
+        prove(model)
