@@ -23,7 +23,7 @@ from autosp.compilation import (
 from autosp.errors import AutoSPError
 from autosp.events import Recorder, RunStarted, SilentRecorder
 from autosp.graph import WRAPPER_ATTRIBUTE
-from autosp.inner import inner_compiler
+from autosp.inner import InnerCompiler, inner_compiler
 from autosp.mesh import Mesh
 from autosp.outputs import OutputLeaf
 from autosp.pipeline import PassContext
@@ -42,19 +42,19 @@ class Backend:
         self,
         group: RankGroup,
         *,
-        inner: str,
+        inner: str | InnerCompiler,
         partitioner: str,
         recorder: Recorder,
         padding_fill: str,
     ) -> None:
         self._group = group
-        self._inner = inner_compiler(inner)
+        self._inner = inner_compiler(inner) if isinstance(inner, str) else inner
         self._partitioner = partitioner
         self._context = PassContext(
             group.mesh, recorder, group_name=group.name, padding_fill=padding_fill
         )
         self.compilations: list[RankCompilation] = []
-        recorder.record(_run_started(group, inner, partitioner))
+        recorder.record(_run_started(group, self._inner.name, partitioner))
 
     def __call__(self, module: GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
         self._context.compilation = len(self.compilations)
@@ -100,7 +100,7 @@ def _run_started(group: RankGroup, inner: str, partitioner: str) -> RunStarted:
 def backend(
     mesh: Mesh | DeviceMesh | None = None,
     *,
-    inner: str = "inductor",
+    inner: str | InnerCompiler = "inductor",
     partitioner: str = "min-cut",
     recorder: Recorder | None = None,
     padding_fill: str = "last",
@@ -110,7 +110,8 @@ def backend(
     Args:
         mesh: an :class:`autosp.Mesh`, a ``DeviceMesh`` with dims named ``dp`` and ``sp``,
             or None: all ranks are one SP group.
-        inner: ``inductor`` or ``eager``: what compiles the forward and the backward graph.
+        inner: ``inductor``, ``eager`` or an :class:`autosp.inner.InnerCompiler`: what
+            compiles the forward and the backward graph.
         partitioner: ``min-cut`` (saves what moves the fewest bytes) or ``default``
             (recomputes nothing).
         recorder: receives every decision and graph; see :mod:`autosp.events`.
@@ -151,7 +152,7 @@ def compile(  # noqa: A001  the name users expect beside torch.compile
     mesh: Mesh | DeviceMesh | None = None,
     *,
     loss: Callable[..., torch.Tensor] | None = None,
-    inner: str = "inductor",
+    inner: str | InnerCompiler = "inductor",
     partitioner: str = "min-cut",
     recorder: Recorder | None = None,
     padding_fill: str = "last",

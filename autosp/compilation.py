@@ -159,6 +159,9 @@ def derive_graphs(
         with context.running("partition", description, {"partitioner": partitioner}) as index:
             inner.prepare_joint(joint)
             forward, backward = PARTITIONERS[partitioner](joint, joint_inputs, **options)
+            # The default partitioner leaves a dead copy of the forward in the backward.
+            backward.graph.eliminate_dead_code()
+            backward.recompile()
             graphs.num_forward_outputs = int(options["num_fwd_outputs"])
             graphs.forward, graphs.backward = forward, backward
             _name_inputs(compilation)

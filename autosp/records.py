@@ -251,6 +251,8 @@ def _collective(
     carried = received if kind == "all_gather" else sent
     details = tag.collective if tag else None
     reason = tag.reason if tag else "in the user's program"
+    route = (details.source_placement, details.target_placement) if details else ("", "")
+    source_placement, target_placement = route if phase == "forward" else route[::-1]
     return CollectiveRecord(
         node=node.name,
         kind=kind,
@@ -263,8 +265,8 @@ def _collective(
         module=module,
         cause=origin,
         reason=reason if phase == "forward" else f"derivative of: {reason}",
-        source_placement=details.source_placement if details else "",
-        target_placement=details.target_placement if details else "",
+        source_placement=source_placement,
+        target_placement=target_placement,
     )
 
 

@@ -1,0 +1,73 @@
+"""Cases for sequence-parallel steps; a place in the step that the peak must lie in."""
+
+from __future__ import annotations
+
+from tests.support.peak_cases import (
+    ADAMW,
+    PeakCase,
+    small_gpt,
+    small_hf_llama,
+    small_llama,
+)
+
+ON_TWO_RANKS: tuple[PeakCase, ...] = (
+    PeakCase("gpt, loss", lambda: small_gpt(vocab=2000), 2, 256, 2000, "softmax"),
+    PeakCase(
+        "gpt, mlp, bf16, default partition",
+        lambda: small_gpt(vocab=64).bfloat16(),
+        2,
+        512,
+        64,
+        "mlp",
+        "default",
+    ),
+    PeakCase(
+        "llama, between the all-to-alls",
+        lambda: small_llama(vocab=16, dtype="float32", hidden=16, width=64),
+        1,
+        1024,
+        16,
+        "attention",
+    ),
+    PeakCase(
+        "llama, bf16, default partition, length not divisible",
+        lambda: small_llama(vocab=16, dtype="bfloat16", hidden=16, width=64),
+        2,
+        511,
+        16,
+        "backward",
+        "default",
+    ),
+    PeakCase(
+        "hf llama, loss, bf16",
+        lambda: small_hf_llama(vocab=2000, dtype="bfloat16"),
+        2,
+        256,
+        2000,
+        "softmax",
+        "default",
+    ),
+    PeakCase(
+        "gpt, AdamW", lambda: small_gpt(vocab=2000), 1, 32, 2000, "optimizer", optimizer=ADAMW
+    ),
+)
+
+ON_FOUR_RANKS: tuple[PeakCase, ...] = (
+    PeakCase("gpt, mlp", lambda: small_gpt(vocab=64), 1, 1024, 64, "mlp"),
+    PeakCase(
+        "hf llama, mlp, bf16",
+        lambda: small_hf_llama(vocab=64, dtype="bfloat16", intermediate=2048),
+        1,
+        512,
+        64,
+        "mlp",
+    ),
+    PeakCase(
+        "llama, loss, length not divisible",
+        lambda: small_llama(vocab=2000, dtype="float32"),
+        2,
+        255,
+        2000,
+        "softmax",
+    ),
+)
