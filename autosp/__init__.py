@@ -9,7 +9,9 @@ that viewers of recorded traces start quickly.
 
 from __future__ import annotations
 
+import sys
 from importlib import import_module
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from autosp.errors import AutoSPError
@@ -34,5 +36,16 @@ def __getattr__(name: str) -> Any:
     if name not in _HOMES:
         raise AttributeError(f"module 'autosp' has no attribute {name!r}")
     value = getattr(import_module(_HOMES[name]), name)
-    globals()[name] = value  # importing a submodule of the same name must not shadow it
+    globals()[name] = value
     return value
+
+
+class _Package(ModuleType):
+    """Importing the submodule ``autosp.backend`` must not shadow the function of that name."""
+
+    def __setattr__(self, name: str, value: object) -> None:
+        if name not in _HOMES or not isinstance(value, ModuleType):
+            super().__setattr__(name, value)
+
+
+sys.modules[__name__].__class__ = _Package

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch.distributed.device_mesh import DeviceMesh
@@ -177,5 +177,5 @@ def compile(  # noqa: A001  the name users expect beside torch.compile
         padding_fill=padding_fill,
     )
     region = model if loss is None else _WithLoss(model, loss)
-    compiled: torch.nn.Module = torch.compile(region, backend=entry, fullgraph=True, dynamic=False)
-    return compiled
+    compiled = torch.compile(region, backend=entry, fullgraph=True, dynamic=False)
+    return cast(torch.nn.Module, compiled)

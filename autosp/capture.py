@@ -314,9 +314,13 @@ def _graph_input(node: Node) -> GraphInput:
     raw_name = raw_name if isinstance(raw_name, str) else node.name
     trainable = isinstance(example, torch.Tensor) and example.requires_grad
     kind: InputKind = "input"
-    if "_parameters[" in raw_name or isinstance(example, torch.nn.Parameter):
+    if (
+        "_parameters[" in raw_name
+        or "_parameters'][" in raw_name
+        or isinstance(example, torch.nn.Parameter)
+    ):
         kind = "parameter"
-    elif "_buffers[" in raw_name:
+    elif "_buffers[" in raw_name or "_buffers'][" in raw_name:
         kind = "buffer"
     name = attribute_path(raw_name) if kind != "input" else _user_argument(raw_name)
     return GraphInput(name, kind, trainable)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import torch
 from torch._functorch.aot_autograd import aot_module_simplified
@@ -179,9 +179,9 @@ def derive_graphs(
         compiled: Callable[..., Any] = aot_module_simplified(
             compilation.sharded.program,
             example_inputs,
-            fw_compiler=inner.compile_forward,
-            bw_compiler=inner.compile_backward,
-            inference_compiler=inference,
+            fw_compiler=cast(Any, inner.compile_forward),
+            bw_compiler=cast(Any, inner.compile_backward),
+            inference_compiler=cast(Any, inference),
             partition_fn=partition,
             decompositions=inner.decompositions(),
             keep_inference_input_mutations=True,

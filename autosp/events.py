@@ -207,7 +207,7 @@ class Decision:
     pass_index: int
     status: DecisionStatus
     topic: str
-    """Short kind: ``seed``, ``redistribute``, ``mask``, ``attention``, ``loss``, ``fallback`` ..."""
+    """Short kind: ``seed``, ``redistribute``, ``mask``, ``attention``, ``loss``, ``fallback``."""
     node: str
     """The ``program`` node concerned; empty for a decision about the whole program."""
     chosen: str

@@ -27,6 +27,7 @@ from autosp.graph import (
     collective_kind,
     is_unclassified_collective,
     local_tag,
+    shape_of,
     tensor_of,
 )
 from autosp.placement import Replicate
@@ -56,7 +57,7 @@ def check_compilation(
 def sequence_length(compilation: RankCompilation) -> int:
     """Length of the dim that is sharded."""
     program = compilation.captured.program
-    return max((seed.node.meta["val"].shape[seed.dim] for seed in find_seeds(program.graph)))
+    return max(shape_of(seed.node)[seed.dim] for seed in find_seeds(program.graph))
 
 
 def _derived_graphs(compilation: RankCompilation) -> Iterable[GraphModule]:

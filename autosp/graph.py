@@ -132,13 +132,14 @@ def shape_of(node: Node) -> tuple[int, ...]:
 
 
 def output_node(graph: Graph) -> Node:
-    return next(iter(reversed(graph.nodes)))
+    node: Node = next(iter(reversed(graph.nodes)))
+    return node
 
 
 WRAPPER_ATTRIBUTE = "_autosp_wrapped"
 """Attribute under which our own wrappers hold the user's module; never shown in a path."""
 
-_MEMBER = re.compile(r"_(?:modules|parameters|buffers)\['([^']+)'\]")
+_MEMBER = re.compile(r"_(?:modules|parameters|buffers)(?:'\])?\['([^']+)'\]")
 _ROOT = re.compile(r"^L\['[^']+'\](?:\[\d+\])*\.?")
 
 

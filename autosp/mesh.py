@@ -30,7 +30,8 @@ class Mesh:
                 raise MeshError(f"--{name} is {size}; a mesh axis has at least 1 rank")
         if not 0 <= self.rank < self.world_size:
             raise MeshError(
-                f"rank {self.rank} is outside a mesh of {self.world_size} ranks (0..{self.world_size - 1})"
+                f"rank {self.rank} is outside a mesh of {self.world_size} ranks "
+                f"(0..{self.world_size - 1})"
             )
 
     @property

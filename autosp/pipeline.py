@@ -143,5 +143,6 @@ def run_passes(
         with context.running(item.name, item.description, pass_options(item)):
             program = item.run(program, context)
             verify(program, item.name)
-            context.snapshot("program", lambda: snapshot(program, context))
+            if context.wants_graphs:
+                context.recorder.record(snapshot(program, context))
     return program

@@ -9,7 +9,7 @@ import os
 import pickle
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -62,7 +62,7 @@ def run_on_ranks(function: OnEveryRank, *, num_ranks: int, timeout_s: float = TI
         return _load(_result_file(Path(folder)))
 
 
-def _wait(processes: list[BaseProcess], folder: Path, deadline: float) -> None:
+def _wait(processes: Sequence[BaseProcess], folder: Path, deadline: float) -> None:
     while any(process.is_alive() for process in processes):
         if any(process.exitcode not in (None, 0) for process in processes):
             break

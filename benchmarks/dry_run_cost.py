@@ -21,8 +21,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from autosp_inspector.recorder import TraceRecorder
-from autosp_inspector.target.fake_build import fake_build, new_fake_mode
 from torch._functorch.aot_autograd import aot_module_simplified
 from torch._functorch.partitioners import default_partition
 from torch._guards import TracingContext, tracing
@@ -30,6 +28,8 @@ from torch._guards import TracingContext, tracing
 from autosp.dry_run import DryRunRequest, dry_run, dynamo_graph
 from autosp.hardware import find_device
 from autosp.mesh import Mesh
+from autosp_inspector.recorder import TraceRecorder
+from autosp_inspector.target.fake_build import fake_build, new_fake_mode
 
 SAMPLES = Path(__file__).resolve().parent.parent / "samples"
 

@@ -18,9 +18,8 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from autosp_inspector.recorder import TraceRecorder
-
 from autosp.events import Event, GraphSnapshot, ListRecorder
+from autosp_inspector.recorder import TraceRecorder
 from tests.support.synthetic import record_synthetic_run
 
 

@@ -10,6 +10,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
+
 from autosp_inspector.cli.main import make_cli
 
 ROOT = Path(__file__).parent.parent

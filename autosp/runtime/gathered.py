@@ -113,16 +113,18 @@ class GatheredOnUse(torch.Tensor):
         """The whole tensor. Communicates: every rank of the SP group must call it."""
         size = self.shape[self.cut.dim]
         if self.differentiable:
-            whole: torch.Tensor = _Gather.apply(self.local, self.cut, size, self.group)
+            arguments = (self.local, self.cut, size, self.group)
+            whole: torch.Tensor = _Gather.apply(*arguments)  # type: ignore[no-untyped-call]
             return whole
         gathered = gather_blocks(self.local, self.cut, size, self.group)
         if not torch.is_grad_enabled() or not gathered.is_floating_point():
             return gathered
         anchor = torch.zeros((), device=gathered.device, requires_grad=True)
-        guarded: torch.Tensor = _NoGradient.apply(gathered, anchor)
+        guarded: torch.Tensor = _NoGradient.apply(gathered, anchor)  # type: ignore[no-untyped-call]
         return guarded
 
-    def __repr__(self, **_: Any) -> str:
+    def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
+        del tensor_contents  # showing them would communicate
         block = list(self.local.shape)
         return f"GatheredOnUse(shape={list(self.shape)}, block={block}, dtype={self.dtype})"
 
@@ -131,12 +133,13 @@ class GatheredOnUse(torch.Tensor):
         cls, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
         if func in _DESCRIPTIONS:
-            return super().__torch_function__(func, types, args, kwargs or {})
+            describe = super().__torch_function__
+            return describe(func, types, args, kwargs or {})  # type: ignore[no-untyped-call]
         args, kwargs = tree_map(_whole, (args, kwargs or {}))
         return func(*args, **kwargs)
 
     @classmethod
-    def __torch_dispatch__(
+    def __torch_dispatch__(  # type: ignore[override]
         cls, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
         args, kwargs = tree_map(_whole, (args, kwargs or {}))
@@ -145,11 +148,10 @@ class GatheredOnUse(torch.Tensor):
 
 _DESCRIPTIONS = frozenset(
     {
-        torch.Tensor.shape.__get__,
-        torch.Tensor.dtype.__get__,
-        torch.Tensor.device.__get__,
-        torch.Tensor.ndim.__get__,
-        torch.Tensor.layout.__get__,
+        *(
+            getattr(torch.Tensor, name).__get__
+            for name in ("shape", "dtype", "device", "ndim", "layout")
+        ),
         torch.Tensor.size,
         torch.Tensor.dim,
         torch.Tensor.numel,

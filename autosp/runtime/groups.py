@@ -58,7 +58,7 @@ def join_mesh(mesh: Mesh | DeviceMesh | None) -> RankGroup:
     mesh = replace(mesh, rank=rank)
     if mesh.dp == 1:
         return RankGroup(mesh, dist.group.WORLD)
-    group, _ = dist.new_subgroups_by_enumeration(mesh.sp_groups())
+    group, _ = dist.new_subgroups_by_enumeration(mesh.sp_groups())  # type: ignore[no-untyped-call]
     return RankGroup(mesh, group)
 
 

@@ -111,17 +111,30 @@ def _valid_rows(op: Operation, source: Value, cut: Shard) -> Node:
 DIM_ARGUMENTS: dict[Any, tuple[int, int | None]] = {
     **dict.fromkeys(
         (
-            aten.amax.default, aten.amin.default, aten.argmax.default, aten.argmin.default,
-            aten.logsumexp.default, aten.var.dim, aten.var.correction, aten.std.dim,
-            aten.std.correction, aten.var_mean.correction, aten.var_mean.dim, aten.any.dim, aten.all.dim,
-            aten.prod.dim_int, aten.max.dim, aten.min.dim, aten.flip.default,
+            aten.amax.default,
+            aten.amin.default,
+            aten.argmax.default,
+            aten.argmin.default,
+            aten.logsumexp.default,
+            aten.var.dim,
+            aten.var.correction,
+            aten.std.dim,
+            aten.std.correction,
+            aten.var_mean.correction,
+            aten.var_mean.dim,
+            aten.any.dim,
+            aten.all.dim,
+            aten.prod.dim_int,
+            aten.max.dim,
+            aten.min.dim,
+            aten.flip.default,
         ),
         (1, None),
     ),
     **dict.fromkeys((aten.sort.default, aten.argsort.default), (1, -1)),
     **dict.fromkeys((aten.topk.default,), (2, -1)),
     **dict.fromkeys((aten.linalg_vector_norm.default, aten.norm.ScalarOpt_dim), (2, None)),
-}  # fmt: skip
+}
 """Operator -> position and default of its ``dim`` argument."""
 
 RULES: RuleTable = {

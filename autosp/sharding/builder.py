@@ -85,7 +85,7 @@ class ProgramBuilder:
     def emit(self, target: Any, *args: Any, **kwargs: Any) -> Node:
         """Append one operator and run it on the local fakes."""
         node = self.graph.call_function(target, args, kwargs, name=self._name())
-        fake_args, fake_kwargs = map_aggregate((args, kwargs), _fake_value)  # type: ignore[misc]
+        fake_args, fake_kwargs = map_aggregate((args, kwargs), _fake_value)
         node.meta["val"] = target(*fake_args, **fake_kwargs)
         self.tag(node)
         return node

@@ -471,7 +471,20 @@ MEANINGS: dict[Any, MeaningRule] = {
         for op in (aten.zeros.default, aten.new_zeros.default, aten.zeros_like.default)
     },
     aten.full.default: _full,
-    **dict.fromkeys((aten.to.dtype, aten.to.dtype_layout, aten.to.device, aten._to_copy.default, aten.alias.default, aten.contiguous.default, aten.clone.default, aten.detach.default, aten.lift_fresh_copy.default), _unchanged),
+    **dict.fromkeys(
+        (
+            aten.to.dtype,
+            aten.to.dtype_layout,
+            aten.to.device,
+            aten._to_copy.default,
+            aten.alias.default,
+            aten.contiguous.default,
+            aten.clone.default,
+            aten.detach.default,
+            aten.lift_fresh_copy.default,
+        ),
+        _unchanged,
+    ),
     aten.unsqueeze.default: _unsqueeze,
     aten.expand.default: _expand,
     aten.view.default: _reshape,

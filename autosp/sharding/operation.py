@@ -106,7 +106,7 @@ class Operation:
 
     def emit(self, target: Any, *args: Any, **kwargs: Any) -> Node:
         """Emit an operator of the program; values are replaced by their local nodes."""
-        local_args, local_kwargs = map_aggregate((args, kwargs), _local_node)  # type: ignore[misc]
+        local_args, local_kwargs = map_aggregate((args, kwargs), _local_node)
         return self.builder.emit(target, *local_args, **local_kwargs)
 
     def same(self) -> Node:

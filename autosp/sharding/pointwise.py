@@ -95,9 +95,37 @@ def _aligned(op: Operation) -> Value:
 def _replace(op: Operation, change: Any) -> Operation:
     args, kwargs = map_aggregate(
         (op.args, op.kwargs), lambda a: change(a) if isinstance(a, Value) else a
-    )  # type: ignore[misc]
+    )
     return Operation(op.node, args, kwargs, op.builder, op._redistribute, op._decide)
 
 
-RULES: RuleTable = dict.fromkeys((*CASTS, aten.type_as.default, aten.contiguous.default, aten.alias.default, aten.detach.default, aten.clone.default, aten.lift_fresh_copy.default, aten.dropout.default, aten.gelu.default, aten.silu.default, aten.where.self, aten.where.ScalarOther, aten.where.ScalarSelf, aten.where.Scalar, aten.masked_fill.Scalar, aten.masked_fill.Tensor, aten.zeros_like.default, aten.ones_like.default, aten.full_like.default, aten.fill.Scalar, aten.fill.Tensor, aten.__and__.Tensor, aten.__or__.Tensor, aten.__xor__.Tensor), pointwise)
+RULES: RuleTable = dict.fromkeys(
+    (
+        *CASTS,
+        aten.type_as.default,
+        aten.contiguous.default,
+        aten.alias.default,
+        aten.detach.default,
+        aten.clone.default,
+        aten.lift_fresh_copy.default,
+        aten.dropout.default,
+        aten.gelu.default,
+        aten.silu.default,
+        aten.where.self,
+        aten.where.ScalarOther,
+        aten.where.ScalarSelf,
+        aten.where.Scalar,
+        aten.masked_fill.Scalar,
+        aten.masked_fill.Tensor,
+        aten.zeros_like.default,
+        aten.ones_like.default,
+        aten.full_like.default,
+        aten.fill.Scalar,
+        aten.fill.Tensor,
+        aten.__and__.Tensor,
+        aten.__or__.Tensor,
+        aten.__xor__.Tensor,
+    ),
+    pointwise,
+)
 """Pointwise operators that do not carry the tag (composites, and factories like another tensor)."""

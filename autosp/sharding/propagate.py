@@ -129,7 +129,8 @@ class _Walk:
         return Value(local, REPLICATE, shape)
 
     def _call(self, node: Node) -> Any:
-        args, kwargs = map_aggregate((node.args, node.kwargs), self._lookup)  # type: ignore[misc]
+        args: Any = map_aggregate(node.args, self._lookup)
+        kwargs: Any = map_aggregate(node.kwargs, self._lookup)
         if node.target is operator.getitem:
             return args[0][args[1]]
         if not isinstance(node.target, torch._ops.OpOverload):
@@ -211,7 +212,7 @@ class _Walk:
                 if isinstance(a, Value)
                 else a
             ),
-        )  # type: ignore[misc]
+        )
         return self._replicated(replace(operation, args=args, kwargs=kwargs))
 
     def _output(self, node: Node) -> None:

@@ -52,6 +52,11 @@ def find_seeds(graph: Graph) -> tuple[Seed, ...]:
             hint="Use torch.nn.functional.scaled_dot_product_attention, or in transformers "
             'attn_implementation="sdpa"',
         )
+    if all(_is_batched(site) and shape_of(_query(site))[SEQUENCE_DIM] == 1 for site in sites):
+        raise ShardingError(
+            "the sequence has one token: there is nothing to shard",
+            hint="Sequence parallelism needs at least two tokens",
+        )
     found: dict[Node, int] = {}
     visited: set[tuple[Node, int]] = set()
     frontier = [(site.args[0], SEQUENCE_DIM) for site in sites if _is_batched(site)]
@@ -77,6 +82,12 @@ def find_seeds(graph: Graph) -> tuple[Seed, ...]:
 def _is_batched(site: Node) -> bool:
     query = site.args[0]
     return isinstance(query, Node) and len(shape_of(query)) == 4
+
+
+def _query(site: Node) -> Node:
+    query = site.args[0]
+    assert isinstance(query, Node)
+    return query
 
 
 def _begins_here(node: Node) -> bool:

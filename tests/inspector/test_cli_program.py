@@ -10,10 +10,10 @@ from pathlib import Path
 
 import click
 import pytest
+
 from autosp_inspector.cli.layout_options import layout_parameters
 from autosp_inspector.cli.main import main, make_cli
 from autosp_inspector.cli.output_options import format_parameters
-
 from tests.support.command_line import CommandLine
 
 ROOT = Path(__file__).parents[2]

@@ -8,9 +8,9 @@ import json
 from pathlib import Path
 
 import pytest
-from autosp_inspector.recorder import TraceRecorder
 
 from autosp.events import MEMORY_CATEGORIES, Finding
+from autosp_inspector.recorder import TraceRecorder
 from tests.support.command_line import CommandLine
 from tests.support.synthetic import record_synthetic_run, write_synthetic_trace
 

@@ -7,12 +7,12 @@ import xml.etree.ElementTree as ElementTree
 from pathlib import Path
 
 import pytest
+
 from autosp_inspector.errors import ExportError
 from autosp_inspector.export.dot import export_dot
 from autosp_inspector.export.layout import LayoutError, draw_svg, layout_commands
 from autosp_inspector.export.svg import export_svg
 from autosp_inspector.trace import open_trace
-
 from tests.support.synthetic import write_synthetic_trace
 
 

@@ -6,6 +6,9 @@ import xml.etree.ElementTree as ElementTree
 from dataclasses import replace
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
 from autosp_inspector.export.dot import dot_source
 from autosp_inspector.export.draw_modules import draw_modules
 from autosp_inspector.export.labels import (
@@ -29,9 +32,6 @@ from autosp_inspector.export.placement_style import (
     without_details,
 )
 from autosp_inspector.export.svg import finish_svg
-from hypothesis import given
-from hypothesis import strategies as st
-
 from tests.support.model_rows import decoder_rows, make_run
 
 AWKWARD = (

@@ -6,11 +6,11 @@ from dataclasses import replace
 from graphlib import TopologicalSorter
 
 import pytest
+
 from autosp_inspector.errors import ExportError
 from autosp_inspector.export.adoption import adopt_orphans
 from autosp_inspector.export.draw_modules import draw_modules
 from autosp_inspector.export.module_graph import Box, ModuleGraph
-
 from tests.support.model_rows import HEADS, SEQUENCE, ProgramRows, decoder_rows, make_run
 
 

@@ -4,6 +4,15 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
+from autosp.events import (
+    MEMORY_CATEGORIES,
+    Decision,
+    Finding,
+    PassFinished,
+    PassStarted,
+    RunFinished,
+)
 from autosp_inspector.errors import TraceError
 from autosp_inspector.queries.collectives import list_collectives
 from autosp_inspector.queries.costs import node_cost
@@ -28,15 +37,6 @@ from autosp_inspector.queries.timeline import timeline_events
 from autosp_inspector.recorder import TraceRecorder
 from autosp_inspector.rows import AlternativeRow, NodeRow, Source
 from autosp_inspector.trace import Trace, open_trace
-
-from autosp.events import (
-    MEMORY_CATEGORIES,
-    Decision,
-    Finding,
-    PassFinished,
-    PassStarted,
-    RunFinished,
-)
 from tests.support.snapshots import node, record_pass, record_run, run_started
 from tests.support.synthetic import write_synthetic_trace
 

@@ -7,12 +7,6 @@ import threading
 from pathlib import Path
 
 import pytest
-from autosp_inspector.queries.collectives import list_collectives
-from autosp_inspector.queries.costs import node_cost
-from autosp_inspector.queries.nodes import list_nodes
-from autosp_inspector.queries.passes import list_passes
-from autosp_inspector.recorder import TraceRecorder
-from autosp_inspector.trace import Trace, TraceError, open_trace
 
 from autosp.events import (
     CollectiveRecord,
@@ -22,6 +16,12 @@ from autosp.events import (
     PassStarted,
     RunFinished,
 )
+from autosp_inspector.queries.collectives import list_collectives
+from autosp_inspector.queries.costs import node_cost
+from autosp_inspector.queries.nodes import list_nodes
+from autosp_inspector.queries.passes import list_passes
+from autosp_inspector.recorder import TraceRecorder
+from autosp_inspector.trace import Trace, TraceError, open_trace
 from tests.support.snapshots import node, record_pass, record_run, run_started
 from tests.support.synthetic import write_synthetic_trace
 

@@ -6,6 +6,8 @@ import io
 from pathlib import Path
 
 import pytest
+from rich.console import Console
+
 from autosp_inspector.report.quantities import (
     bytes_text,
     count_text,
@@ -20,7 +22,6 @@ from autosp_inspector.report.table_layout import lay_out
 from autosp_inspector.report.text_format import print_text
 from autosp_inspector.report.visible import visible
 from autosp_inspector.rows import Source
-from rich.console import Console
 
 
 @pytest.mark.parametrize(

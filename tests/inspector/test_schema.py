@@ -2,6 +2,7 @@ import sqlite3
 from pathlib import Path
 
 import pytest
+
 from autosp_inspector.migrations import MIGRATIONS, Migration
 from autosp_inspector.schema import APPLICATION_ID, SCHEMA_VERSION, apply_migrations
 from autosp_inspector.schema_page import column_meanings, render_schema_page

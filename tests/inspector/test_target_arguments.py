@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 import pytest
 import torch
+
 from autosp_inspector.target.arguments import convert, split_argument, typed_arguments
 from autosp_inspector.target.errors import TargetError
 

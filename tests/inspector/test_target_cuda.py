@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 import torch
-from autosp_inspector.target.cuda import cuda_on_cpu
 from torch import nn
+
+from autosp_inspector.target.cuda import cuda_on_cpu
 
 
 @pytest.fixture

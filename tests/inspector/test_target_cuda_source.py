@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 
 import pytest
+
 from autosp_inspector.target.cuda_source import for_cpu
 
 

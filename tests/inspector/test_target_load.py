@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensor
+
 from autosp_inspector.target.errors import TargetError, UserCodeError
 from autosp_inspector.target.load import build_real, load_target
 from autosp_inspector.target.loaded import LoadedTarget, TargetRecipe
 from autosp_inspector.target.real_builder import RealBuilder
 from autosp_inspector.target.specification import recognise
-from torch._subclasses.fake_tensor import FakeTensor
-
 from tests.support.user_models import TINY_MODEL, write_model
 
 SAMPLES = Path(__file__).parents[2] / "samples"

@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
+
 from autosp_inspector.target.errors import TargetError
 from autosp_inspector.target.specification import (
     HuggingFaceConfig,
@@ -14,7 +15,6 @@ from autosp_inspector.target.specification import (
     TraceFiles,
     recognise,
 )
-
 from tests.support.synthetic import write_synthetic_trace
 
 

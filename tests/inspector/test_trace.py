@@ -4,14 +4,14 @@ import threading
 from pathlib import Path
 
 import pytest
+
+from autosp.errors import AutoSPError
 from autosp_inspector.migrations import MIGRATIONS, Migration
 from autosp_inspector.queries.nodes import list_nodes
 from autosp_inspector.queries.passes import list_passes
 from autosp_inspector.recorder import TraceRecorder
 from autosp_inspector.schema import APPLICATION_ID, SCHEMA_VERSION, apply_migrations
 from autosp_inspector.trace import TraceError, open_run, open_trace, upgrade_trace
-
-from autosp.errors import AutoSPError
 from tests.support.snapshots import node, record_pass, run_started
 from tests.support.synthetic import write_synthetic_trace
 

@@ -5,16 +5,16 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from autosp.events import NodeRecord, SourceLocation
 from autosp_inspector.delta import GraphState, spread_keys
 from autosp_inspector.queries.nodes import find_node, list_nodes
 from autosp_inspector.queries.passes import count_changes, list_passes, pass_changes
 from autosp_inspector.recorder import TraceRecorder
 from autosp_inspector.rows import NodeRow
 from autosp_inspector.trace import Trace, open_trace
-from hypothesis import example, given, settings
-from hypothesis import strategies as st
-
-from autosp.events import NodeRecord, SourceLocation
 from tests.support.snapshots import node, record_run
 
 NAMES = [

@@ -12,7 +12,6 @@ from typing import Any
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as multiprocessing
-
 from torch.fx import GraphModule, Interpreter, Node
 
 import autosp

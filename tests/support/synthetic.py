@@ -11,8 +11,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from autosp_inspector.recorder import TraceRecorder
-
 from autosp.events import (
     Alternative,
     Decision,
@@ -25,6 +23,7 @@ from autosp.events import (
     RunFinished,
     RunStarted,
 )
+from autosp_inspector.recorder import TraceRecorder
 from tests.support.synthetic_estimates import record_estimates
 from tests.support.synthetic_program import (
     BATCH,

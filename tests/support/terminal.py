@@ -7,11 +7,12 @@ from contextlib import asynccontextmanager
 from io import StringIO
 from pathlib import Path
 
+from rich.console import Console
+from textual.pilot import Pilot
+
 from autosp_tui.app import InspectorApp
 from autosp_tui.widgets.detail import Detail
 from autosp_tui.widgets.virtual_list import VirtualList
-from rich.console import Console
-from textual.pilot import Pilot
 
 
 class Terminal:

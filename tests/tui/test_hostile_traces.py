@@ -7,9 +7,6 @@ import sys
 from pathlib import Path
 
 import pytest
-from autosp_inspector.recorder import TraceRecorder
-from autosp_tui.app import run
-from autosp_tui.screens.failure import FailureScreen
 
 from autosp.events import (
     GraphSnapshot,
@@ -19,6 +16,9 @@ from autosp.events import (
     RunFinished,
     RunStarted,
 )
+from autosp_inspector.recorder import TraceRecorder
+from autosp_tui.app import run
+from autosp_tui.screens.failure import FailureScreen
 from tests.support.terminal import terminal
 
 MARKUP = "[bold red]x[/] [link='file:///etc/passwd']y[/link] [/nothing] [@click=app.quit]z[/]"

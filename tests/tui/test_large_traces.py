@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
+
 from autosp_inspector.queries.nodes import list_nodes
 from autosp_inspector.rows import NodeRow
 from autosp_inspector.trace import Trace
 from autosp_tui.widgets.virtual_list import PAGE_ROWS
-
 from tests.support.terminal import terminal
 from tests.tui.test_hostile_traces import node, write_trace
 

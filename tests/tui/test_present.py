@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from rich.cells import cell_len
+
 from autosp_tui.present import (
     clean,
     fit,
@@ -12,9 +16,6 @@ from autosp_tui.present import (
     format_tensor,
     short_target,
 )
-from hypothesis import given
-from hypothesis import strategies as st
-from rich.cells import cell_len
 
 
 @pytest.mark.parametrize(
@@ -24,7 +25,7 @@ from rich.cells import cell_len
         (1023, "1023 B"),
         (1024, "1.00 KiB"),
         (64 * 1024**2, "64.0 MiB"),
-        (1023 * 1024**2 + 1023 * 1024, "1.00 GiB"),
+        (1002 * 1024**2, "0.98 GiB"),
         (721 * 1024**2, "721 MiB"),
         (80 * 1024**3, "80.0 GiB"),
         (3 * 1024**4, "3.00 TiB"),

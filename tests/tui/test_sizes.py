@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from autosp_tui.theme import DARK_THEME, LIGHT_THEME
 from textual.widget import Widget
 
+from autosp_tui.theme import DARK_THEME, LIGHT_THEME
 from tests.support.terminal import terminal
 
 ESSENTIAL = {
@@ -15,7 +15,15 @@ ESSENTIAL = {
     "2": ("Modules", "layers", "S(1:seq)", "⇄", "placements"),
     "3": ("capture", "shard", "before", "after", "Decisions"),
     "4": ("all-to-all", "forward", "1.00 MiB", "exposed", "why", "cause"),
-    "5": ("compute", "comm:sp", "╳", "communication, exposed", "forward", "backward"),
+    "5": (
+        "compute",
+        "comm:sp",
+        "╳",
+        "communication: hidden",
+        "partly exposed",
+        "forward",
+        "backward",
+    ),
     "6": ("peak", "▲ peak", "optimizer", "Alive at the peak", "linear_head"),
 }
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+
 from autosp_inspector.rows import CollectiveRow, NodeChange, NodeRow
 from autosp_tui.widgets.curve import Curve
 from autosp_tui.widgets.lanes import Lanes
 from autosp_tui.widgets.module_tree import ModuleTree
 from autosp_tui.widgets.tree_items import TreeItem
-
 from tests.support.terminal import Terminal, terminal
 
 
@@ -220,7 +220,7 @@ async def test_the_timeline_moves_zooms_and_leads_to_nodes(synthetic_trace: Path
         await driver.press("5")
         lanes = driver.app.screen.query_one(Lanes)
         text = driver.screen_text()
-        assert "communication, exposed" in text
+        assert "communication: hidden" in text
         assert "╳" in text
         whole = lanes.window.span
         await driver.press("j", "l")
@@ -238,9 +238,9 @@ async def test_the_timeline_moves_zooms_and_leads_to_nodes(synthetic_trace: Path
 async def test_help_shows_the_keys_of_the_focused_pane(synthetic_trace: Path) -> None:
     async with terminal(synthetic_trace) as driver:
         await driver.press("5", "question_mark")
-        assert "the lane below" in driver.detail("#help")
+        assert "the lane below" in driver.detail("#dialog")
         await driver.press("escape", "2", "question_mark")
-        assert "collapse, or go out" in driver.detail("#help")
+        assert "collapse, or go out" in driver.detail("#dialog")
         await driver.press("escape", "q")
         assert driver.app.return_code == 0
 

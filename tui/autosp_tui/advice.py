@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from autosp_inspector.rows import EstimateRow
-
 from autosp_tui.present import (
     Line,
     Span,
@@ -17,6 +16,7 @@ from autosp_tui.present import (
     line,
     plural,
     short_dtype,
+    short_path,
 )
 from autosp_tui.snapshots import Overview
 
@@ -113,9 +113,7 @@ def _peak(estimate: EstimateRow) -> list[Line]:
     lines = [_fact("peak", *where)]
     if estimate.peak_source is not None:
         source = estimate.peak_source
-        lines.append(
-            _fact("", (f"{source.file}:{source.line}  ", "source"), (source.text.strip(), "text"))
-        )
+        lines.append(_fact("", (f"{short_path(source.file)}:{source.line}", "source")))
     largest = sorted(estimate.peak_categories.items(), key=lambda item: -item[1])
     parts = [f"{name.replace('_', ' ')} {format_bytes(size)}" for name, size in largest[:3] if size]
     lines.append(_fact("made of", (" · ".join(parts) or "not recorded", "text")))

@@ -8,13 +8,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
-from autosp_inspector.trace import TraceError
 from textual import on, work
 from textual.app import App, SystemCommand
 from textual.binding import BindingType
 from textual.command import Provider
 from textual.screen import Screen
 
+from autosp_inspector.trace import TraceError
 from autosp_tui.bindings import bindings_of
 from autosp_tui.export import write_view
 from autosp_tui.palette import CommandProvider, NodeProvider

@@ -15,7 +15,6 @@ from autosp_inspector.rows import (
     Source,
     TimelineRow,
 )
-
 from autosp_tui.present import (
     Line,
     Span,
@@ -31,6 +30,7 @@ from autosp_tui.present import (
     line,
     placement_tone,
     plural,
+    short_path,
     short_target,
 )
 from autosp_tui.snapshots import CollectiveDetail, NodeDetail
@@ -52,7 +52,7 @@ def describe_source(source: Source | None) -> list[Line]:
     """File, line and the text of that line."""
     if source is None:
         return [field("source", ("not recorded", "muted"))]
-    where = f"{source.file}:{source.line}"
+    where = f"{short_path(source.file)}:{source.line}"
     inside = f" in {source.function}" if source.function else ""
     lines = [field("source", (where, "source"), (inside, "muted"))]
     if source.text:
@@ -99,9 +99,9 @@ def describe_node(detail: NodeDetail) -> list[Line]:
     if node.reason:
         lines.append(field("why", (node.reason, "text")))
     lines += _describe_cost(detail)
+    lines += _section("Findings", [row for f in detail.findings for row in describe_finding(f)])
     lines += _section("Decisions", describe_decisions(detail.decisions, named=False))
     lines += _section("Collectives", _describe_collectives(detail.collectives, node.name))
-    lines += _section("Findings", [row for f in detail.findings for row in describe_finding(f)])
     lines += _section("History", describe_history(detail.history, detail.pass_names))
     lines += _section("Connections", _describe_connections(detail))
     return lines
@@ -366,8 +366,8 @@ def describe_event(event: TimelineRow) -> list[Line]:
         spans.append((f"  exposed {format_duration(event.exposed_ns)}", tone))
     return [
         line(
-            (short_target(event.label or event.node), "strong"),
-            (f"  {event.node}", "operator"),
+            (event.node, "strong"),
+            (f"  {short_target(event.label)}" if event.label != event.node else "", "operator"),
             (f"  {event.stream} · {event.phase}", "muted"),
             indent=2,
         ),
@@ -389,8 +389,6 @@ def describe_point(
         line((point.phase, "muted"), ("  ", "text"), (point.node, "operator"), indent=2),
         line((point.module or "(root)", "module"), indent=2),
     ]
-    if source is not None:
-        lines.append(line((f"{source.file}:{source.line}", "source"), indent=2))
     names = [*order, *(name for name in point.categories if name not in order)]
     for name in sorted(names, key=lambda each: -point.categories.get(each, 0)):
         size = point.categories.get(name, 0)
@@ -403,6 +401,7 @@ def describe_point(
                     (f"{format_share(size, point.live_bytes):>7}", "muted"),
                 )
             )
-    if source is not None and source.text:
+    if source is not None:
+        lines.append(line((f"{short_path(source.file)}:{source.line}", "source"), indent=2))
         lines.append(line((source.text.strip(), "text"), indent=2))
     return lines

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from functools import partial
 
-from autosp_inspector.queries.nodes import list_nodes
 from textual.command import DiscoveryHit, Hit, Hits, Provider
 from textual.content import Content
 from textual.dom import DOMNode
 from textual.markup import escape
 from textual.types import IgnoreReturnCallbackType
 
+from autosp_inspector.queries.nodes import list_nodes
 from autosp_tui.bindings import Command, commands_of
 from autosp_tui.present import clean
 from autosp_tui.screens.view import View

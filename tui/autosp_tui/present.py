@@ -87,7 +87,7 @@ def format_bytes(size_bytes: int | None) -> str:
         return f"{size_bytes} B"
     value = size_bytes / 1024
     number = 0
-    while abs(value) >= 1023.5 and number < len(_BINARY_UNITS) - 1:
+    while abs(value) >= 999.5 and number < len(_BINARY_UNITS) - 1:
         value, number = value / 1024, number + 1
     return f"{_three_digits(value)} {_BINARY_UNITS[number]}"
 
@@ -105,7 +105,7 @@ def format_duration(duration_ns: int | None) -> str:
 def _three_digits(value: float) -> str:
     size = abs(value)
     if size >= 99.95:
-        return f"{value:,.0f}"
+        return f"{value:.0f}"
     return f"{value:.1f}" if size >= 9.995 else f"{value:.2f}"
 
 
@@ -167,6 +167,15 @@ def short_target(target: str) -> str:
     for prefix in ("aten.", "torch.ops.aten.", "_c10d_functional.", "prims."):
         name = name.removeprefix(prefix)
     return name
+
+
+def short_path(path: str) -> str:
+    """A source file without the folder that packages are installed in."""
+    for folder in ("/site-packages/", "/dist-packages/"):
+        before, found, inside = path.rpartition(folder)
+        if found and before:
+            return inside
+    return path
 
 
 def kind_words(kind: str) -> str:

@@ -43,7 +43,6 @@ from autosp_inspector.rows import (
     TimelineRow,
 )
 from autosp_inspector.trace import Trace
-
 from autosp_tui.widgets.tree_items import ModuleContents
 
 GRAPH_ORDER = ("program", "forward", "backward", "joint")

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import ClassVar
 
-from autosp_inspector.queries.collectives import list_collectives
-from autosp_inspector.rows import CollectiveRow
 from textual import on
 from textual.binding import BindingType
 from textual.widget import Widget
 
+from autosp_inspector.queries.collectives import list_collectives
+from autosp_inspector.rows import CollectiveRow
 from autosp_tui.bindings import bindings_of
 from autosp_tui.describe import describe_collective
 from autosp_tui.present import Span, format_bytes, format_duration, kind_words, plural

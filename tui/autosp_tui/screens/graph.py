@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import ClassVar
 
-from autosp_inspector.queries.nodes import list_nodes
-from autosp_inspector.rows import ModuleRow, NodeRow
 from textual import on
 from textual.binding import BindingType
 from textual.message import Message
 from textual.widget import Widget
 
+from autosp_inspector.queries.nodes import list_nodes
+from autosp_inspector.rows import ModuleRow, NodeRow
 from autosp_tui.bindings import bindings_of
 from autosp_tui.describe import describe_module, describe_node
 from autosp_tui.present import (

@@ -3,41 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import ClassVar
-
-from textual.app import ComposeResult
-from textual.binding import Binding, BindingType
-from textual.content import Content
-from textual.screen import ModalScreen
 
 from autosp_tui.bindings import Command, commands_of
 from autosp_tui.present import Line, heading, line
-from autosp_tui.widgets.detail import Detail
 
 _KEY_CELLS = 10
-
-
-class HelpScreen(ModalScreen[None]):
-    """A list of keys with a sentence each; any of Esc, ?, q and Enter closes it."""
-
-    BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("escape,question_mark,f1,q,enter", "dismiss", "Close", show=False)
-    ]
-
-    def __init__(self, view: str, pane_title: str, pane_scopes: Sequence[str]) -> None:
-        super().__init__()
-        self._view = view
-        self._pane_title = pane_title
-        self._pane_scopes = tuple(pane_scopes)
-
-    def compose(self) -> ComposeResult:
-        yield Detail(id="help")
-
-    def on_mount(self) -> None:
-        pane = self.query_one(Detail)
-        pane.border_title = Content("Keys")
-        pane.border_subtitle = Content("Esc closes")
-        pane.show(help_lines(self._view, self._pane_title, self._pane_scopes))
 
 
 def help_lines(view: str, pane_title: str, pane_scopes: Sequence[str]) -> list[Line]:

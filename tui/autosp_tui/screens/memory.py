@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import ClassVar
 
-from autosp_inspector.rows import LiveTensorRow, Source
 from textual import on
 from textual.binding import BindingType
 from textual.widget import Widget
 
+from autosp_inspector.rows import LiveTensorRow, Source
 from autosp_tui.bindings import bindings_of
 from autosp_tui.describe import describe_point
 from autosp_tui.present import Span, format_bytes, format_share, format_tensor, plural

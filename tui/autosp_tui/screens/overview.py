@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import ClassVar
 
-from autosp_inspector.rows import FindingRow
 from textual import on
 from textual.widget import Widget
 
+from autosp_inspector.rows import FindingRow
 from autosp_tui.advice import Suggestion, facts, suggestions, verdict
-from autosp_tui.describe import SEVERITY_MARKS, SEVERITY_TONES
+from autosp_tui.describe import SEVERITY_MARKS, SEVERITY_TONES, describe_finding
 from autosp_tui.present import Span, plural
+from autosp_tui.screens.dialog import Dialog
 from autosp_tui.screens.view import View, matches
 from autosp_tui.snapshots import GRAPH_ORDER, Overview, read_overview
 from autosp_tui.widgets.columns import Column
@@ -94,8 +95,12 @@ class OverviewView(View):
     @on(VirtualList.Selected, "#findings")
     def _finding_chosen(self, event: VirtualList.Selected) -> None:
         row = event.row
-        if isinstance(row, FindingRow) and row.node:
+        if not isinstance(row, FindingRow):
+            return
+        if row.node:
             self.post_message(self.OpenNode(row.node, GRAPH_ORDER))
+        else:
+            self.app.push_screen(Dialog("Finding", describe_finding(row)))
 
     @on(VirtualList.Selected, "#next")
     def _suggestion_chosen(self, event: VirtualList.Selected) -> None:

@@ -6,12 +6,12 @@ from collections import Counter
 from collections.abc import Iterable
 from typing import ClassVar
 
-from autosp_inspector.queries.passes import list_passes
-from autosp_inspector.rows import NodeChange, NodeRow, PassRow
 from textual import on
 from textual.binding import BindingType
 from textual.widget import Widget
 
+from autosp_inspector.queries.passes import list_passes
+from autosp_inspector.rows import NodeChange, NodeRow, PassRow
 from autosp_tui.bindings import bindings_of
 from autosp_tui.describe import describe_decisions
 from autosp_tui.present import (

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import ClassVar
 
-from autosp_inspector.rows import TimelineRow
 from textual import on
 from textual.binding import BindingType
 from textual.widget import Widget
 
+from autosp_inspector.rows import TimelineRow
 from autosp_tui.bindings import bindings_of
 from autosp_tui.describe import describe_event
 from autosp_tui.present import Span, format_duration, format_share, short_target
@@ -23,6 +23,7 @@ from autosp_tui.widgets.lanes import (
     EXPOSED_FILL,
     HIDDEN_FILL,
     IDLE_FILL,
+    PARTLY_EXPOSED_FILL,
     Lanes,
 )
 from autosp_tui.widgets.virtual_list import VirtualList
@@ -59,9 +60,11 @@ _LEGEND: tuple[Span, ...] = (
     (f"{COMPUTE_FILLS[1]}", "compute_alternate"),
     (" compute  ", "muted"),
     (HIDDEN_FILL * 2, "hidden"),
-    (" communication, hidden  ", "muted"),
+    (" communication: hidden  ", "muted"),
     (EXPOSED_FILL * 2, "exposed"),
-    (" communication, exposed  ", "muted"),
+    (" exposed  ", "muted"),
+    (PARTLY_EXPOSED_FILL * 2, "exposed"),
+    (" partly exposed  ", "muted"),
     (IDLE_FILL * 2, "faint"),
     (" idle", "muted"),
 )

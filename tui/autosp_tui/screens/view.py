@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, ClassVar, Protocol, TypeVar, runtime_checkable
 
-from autosp_inspector.trace import Trace
 from textual import on
 from textual.app import ComposeResult
 from textual.binding import BindingType
@@ -16,9 +15,11 @@ from textual.screen import Screen
 from textual.widget import Widget
 from textual.widgets import Input
 
+from autosp_inspector.trace import Trace
 from autosp_tui.bindings import bindings_of, key_line
 from autosp_tui.present import Span, clean
-from autosp_tui.screens.help import HelpScreen
+from autosp_tui.screens.dialog import Dialog
+from autosp_tui.screens.help import help_lines
 from autosp_tui.session import Session
 from autosp_tui.widgets.bar import Bar, KeyLine, TopBar
 from autosp_tui.widgets.virtual_list import VirtualList
@@ -51,6 +52,7 @@ class View(Screen[None]):
         (0, "-narrow"),
         (116, "-wide"),
     ]
+    VERTICAL_BREAKPOINTS = [(0, "-short"), (34, "-tall")]
     FILTER_HINT: ClassVar[str] = "filter by name; Enter keeps it, Esc clears it"
 
     class OpenView(Message):
@@ -226,7 +228,9 @@ class View(Screen[None]):
     def action_help(self) -> None:
         pane = self.focused_pane
         title = pane.pane_title if pane is not None else self.NAME
-        self.app.push_screen(HelpScreen(self.NAME, title, pane.PANE if pane else ()))
+        self.app.push_screen(
+            Dialog("Keys", help_lines(self.NAME, title, pane.PANE if pane else ()))
+        )
 
     def action_copy(self) -> None:
         pane = self.focused_pane

@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from autosp_inspector.rows import MemoryRow
 from rich.segment import Segment
 from rich.style import Style
 from textual import events
@@ -16,6 +15,7 @@ from textual.message import Message
 from textual.strip import Strip
 from textual.widget import Widget
 
+from autosp_inspector.rows import MemoryRow
 from autosp_tui.bindings import bindings_of
 from autosp_tui.present import Span, clean, fit, format_bytes
 from autosp_tui.theme import Tones, category_fill, category_tone

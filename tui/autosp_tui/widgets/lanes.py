@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from autosp_inspector.rows import TimelineRow
 from rich.segment import Segment
 from rich.style import Style
 from textual import events
@@ -16,6 +15,7 @@ from textual.message import Message
 from textual.strip import Strip
 from textual.widget import Widget
 
+from autosp_inspector.rows import TimelineRow
 from autosp_tui.bindings import bindings_of
 from autosp_tui.present import Span, clean, fit, format_duration, short_target
 from autosp_tui.theme import Tones
@@ -25,6 +25,8 @@ COMPUTE_FILLS = ("█", "▓")
 """Neighbouring computations alternate, so that their border shows."""
 HIDDEN_FILL = "░"
 EXPOSED_FILL = "╳"
+PARTLY_EXPOSED_FILL = "×"
+"""Less than half of the column's time is exposed communication."""
 IDLE_FILL = "·"
 _LABEL_CELLS = 9
 _MIN_LABEL_CELLS = 4
@@ -67,37 +69,36 @@ def lanes_of(rows: Sequence[TimelineRow]) -> tuple[Lane, ...]:
     return tuple(lanes)
 
 
-def fill_of(lane: Lane, index: int, until_ns: float) -> Span:
-    """Glyph and tone of an event's bar in a column that ends at ``until_ns``.
-
-    The exposed part is drawn at the end of a communication, where it is waited for.
-    """
-    if lane.is_compute:
-        return COMPUTE_FILLS[index % 2], ("compute", "compute_alternate")[index % 2]
-    event = lane.events[index]
-    if event.exposed_ns and until_ns > end_of(event) - event.exposed_ns:
-        return EXPOSED_FILL, "exposed"
-    return HIDDEN_FILL, "hidden"
-
-
 def column_fill(lane: Lane, window: Window, column: int) -> tuple[Span, int | None]:
     """Glyph, tone and event of one column.
 
-    The event that fills most of the column wins, but an exposed one is never covered by a
-    hidden one: what costs time must not disappear when many events share a column.
+    The event that fills most of the column gives the column its look, except that exposed
+    communication always shows, however many events share the column: as
+    :data:`EXPOSED_FILL` where it takes half of the time or more.
     """
     start, end = window.bounds_of(column)
     touching = lane.between(start, end)
     if not touching:
         return (IDLE_FILL, "faint"), None
+    exposed = [_overlap(exposed_from(lane.events[n]), lane.events[n], start, end) for n in touching]
+    if any(exposed):
+        fill = EXPOSED_FILL if sum(exposed) * 2 >= end - start else PARTLY_EXPOSED_FILL
+        return (fill, "exposed"), touching[exposed.index(max(exposed))]
+    best = max(
+        touching, key=lambda n: _overlap(lane.events[n].start_ns, lane.events[n], start, end)
+    )
+    if lane.is_compute:
+        return (COMPUTE_FILLS[best % 2], ("compute", "compute_alternate")[best % 2]), best
+    return (HIDDEN_FILL, "hidden"), best
 
-    def weight(index: int) -> tuple[bool, float]:
-        event = lane.events[index]
-        shared = min(end, end_of(event)) - max(start, event.start_ns)
-        return bool(event.exposed_ns), shared
 
-    best = max(touching, key=weight)
-    return fill_of(lane, best, end), best
+def exposed_from(event: TimelineRow) -> int:
+    """Where the exposed part of an event begins: it is drawn at the end, where the wait is."""
+    return end_of(event) - (event.exposed_ns or 0)
+
+
+def _overlap(begin_ns: int, event: TimelineRow, start: float, end: float) -> float:
+    return max(0.0, min(end, end_of(event)) - max(start, begin_ns))
 
 
 class Lanes(Widget, can_focus=True):
@@ -124,6 +125,7 @@ class Lanes(Widget, can_focus=True):
         self.window = Window.whole(1, 1)
         self._lane = 0
         self._index = 0
+        self._bar_cache: dict[int, tuple[Window, list[Span]]] = {}
 
     # -- contents
 
@@ -131,6 +133,7 @@ class Lanes(Widget, can_focus=True):
         """Show events; the whole of their time."""
         self.lanes = lanes_of(rows)
         self._lane = self._index = 0
+        self._bar_cache = {}
         self.styles.height = self.rows_needed + 1
         self._reset_window()
         self._moved()
@@ -225,8 +228,15 @@ class Lanes(Widget, can_focus=True):
         marker = "▶" if selected and self.has_focus else "▷" if selected else " "
         tone = "strong" if selected else "muted"
         spans: list[Span] = [(marker + fit(clean(lane.stream), _LABEL_CELLS - 1), tone)]
-        spans += [column_fill(lane, self.window, c)[0] for c in range(self.window.columns)]
-        return spans
+        return spans + self._fills(number)
+
+    def _fills(self, number: int) -> list[Span]:
+        window, fills = self._bar_cache.get(number, (None, []))
+        if window != self.window:
+            lane = self.lanes[number]
+            fills = [column_fill(lane, self.window, c)[0] for c in range(self.window.columns)]
+            self._bar_cache[number] = self.window, fills
+        return fills
 
     def _labels(self, number: int) -> list[Span]:
         lane = self.lanes[number]
