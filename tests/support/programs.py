@@ -26,12 +26,11 @@ WIDTH = NUM_HEADS * HEAD_SIZE
 
 Case = tuple[int, int, int]
 """Batch, length, number of ranks."""
-CASES: tuple[Case, ...] = ((1, 12, 3), (2, 5, 2), (2, 5, 4))
-"""No padding; one padding row; a rank that holds nothing but padding rows."""
+CASES: tuple[Case, ...] = ((1, 12, 3), (2, 5, 4))
+"""No padding; rows of padding, and a rank that holds nothing else."""
 ALL_CASES: tuple[Case, ...] = (
-    *((1, 12, ranks) for ranks in (2, 3, 4)),
-    *((2, length, ranks) for length in (5, 7, 10) for ranks in (2, 3, 4)),
-)
+    (1, 12, 2), (1, 12, 4), (2, 5, 2), (2, 5, 4), (2, 7, 2), (2, 7, 3), (2, 10, 4)
+)  # fmt: skip
 
 Body = Callable[["SmallModel", Tensor], Any]
 """The operators under test: ``body(model, x[batch, length, WIDTH]) -> tensor(s)``."""

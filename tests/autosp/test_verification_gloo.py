@@ -1,0 +1,132 @@
+"""The compiled program on real gloo processes: loss, gradients and training as in one process."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import pytest
+
+from autosp.errors import RankError
+from autosp.verification import VerifyRequest, verify
+from autosp.verification_processes import run_on_ranks
+from tests.support import gloo_cases
+from tests.support.gloo_cases import run_cases, sample, small, verification
+
+SAMPLES = ("gpt", "llama", "hf_llama")
+
+
+def sample_cases(shapes, *, ranks, **options):
+    return {
+        f"{name} {batch}x{length} {dtype}": verification(
+            partial(sample, name, batch=batch, length=length, dtype=dtype),
+            ranks=ranks,
+            dtype=dtype,
+            **options,
+        )
+        for name in SAMPLES
+        for batch, length, dtype in shapes
+    }
+
+
+TWO_RANKS = {
+    **sample_cases(((1, 16, "float64"), (2, 13, "float32")), ranks=2),
+    **sample_cases(((2, 13, "float64"),), ranks=2, steps=10, regulariser=1e-3),
+    "inductor": verification(partial(small, batch=2, length=7), ranks=2, inner="inductor"),
+    "default partitioner": verification(
+        partial(small, batch=1, length=9), ranks=2, partitioner="default"
+    ),
+}
+ENTRIES = {
+    "two lengths": gloo_cases.backend_entry_at_two_lengths,
+    "logits": gloo_cases.logits_are_whole_when_read,
+    "detached logits": gloo_cases.backward_through_detached_logits,
+    "loss outside": gloo_cases.loss_outside_on_gathered_logits,
+    "loss inside": gloo_cases.loss_compiled_inside,
+    "evaluation": gloo_cases.evaluation_without_gradients,
+}
+FOUR_RANKS = {
+    **sample_cases(((2, 13, "float64"),), ranks=4),
+    "gpt 1x16 float64": verification(
+        partial(sample, "gpt", batch=1, length=16, dtype="float64"), ranks=4, steps=10
+    ),
+    "data parallel": verification(
+        partial(sample, "llama", batch=2, length=13, dtype="float64"), ranks=4, dp=2
+    ),
+    "one kv head": verification(partial(small, batch=2, length=5, num_kv_heads=1), ranks=4),
+}
+
+
+@pytest.fixture(scope="module")
+def two():
+    return run_on_ranks(partial(run_cases, {**TWO_RANKS, **ENTRIES}), num_ranks=2)
+
+
+@pytest.fixture(scope="module")
+def four():
+    return run_on_ranks(partial(run_cases, FOUR_RANKS), num_ranks=4)
+
+
+def assert_equal_to_eager(report):
+    assert not isinstance(report, str), report
+    wrong = [g for g in report.gradients if not g.rel_error <= report.tolerance]
+    assert not wrong, (wrong, report.first_wrong_detail)
+    assert report.loss_error <= report.loss_tolerance
+    assert len(report.gradients) > 3
+    assert report.ok
+
+
+@pytest.mark.parametrize("name", TWO_RANKS)
+def test_two_ranks_equal_the_eager_model(two, name):
+    assert_equal_to_eager(two[name])
+
+
+@pytest.mark.parametrize("name", FOUR_RANKS)
+def test_four_ranks_equal_the_eager_model(four, name):
+    assert_equal_to_eager(four[name])
+
+
+def test_ten_steps_lead_to_the_same_parameters(two, four):
+    errors = [two[f"{name} 2x13 float64"].parameter_error for name in SAMPLES]
+    errors.append(four["gpt 1x16 float64"].parameter_error)
+    assert max(errors) <= 1e-10
+
+
+def test_tolerances_are_those_of_the_precision(two):
+    assert two["gpt 1x16 float64"].tolerance == 1e-12
+    assert two["gpt 1x16 float64"].loss_tolerance == 1e-12
+    assert two["hf_llama 1x16 float64"].loss_tolerance == 1e-6
+    assert two["gpt 2x13 float32"].tolerance == 1e-5
+
+
+def test_another_length_is_another_compilation_and_a_known_one_is_not(two):
+    errors = two["two lengths"]
+    assert errors.pop("compilations") == 2
+    assert max(errors.values()) < 1e-12
+
+
+def test_logits_beside_a_loss_are_whole_when_read(two):
+    assert two["logits"]["shape"] == (2, 7, 17)
+    assert two["logits"]["error"] < 1e-12
+
+
+def test_a_gradient_of_logits_beside_a_loss_is_an_error(two):
+    assert "compiled without a gradient" in two["detached logits"]
+
+
+def test_a_loss_outside_on_gathered_logits_is_right(two):
+    assert two["loss outside"] < 1e-12
+
+
+def test_a_loss_compiled_inside_is_right(two):
+    assert max(two["loss inside"].values()) < 1e-12
+
+
+def test_evaluation_without_gradients(two):
+    assert two["evaluation"] < 1e-12
+
+
+def test_a_failing_rank_is_one_clear_line():
+    with pytest.raises(RankError) as caught:
+        verify(VerifyRequest(build=partial(small, batch=1, length=9, num_kv_heads=3), ranks=2))
+    assert "SP degree 2 does not fit attention" in str(caught.value)
+    assert "\n" not in str(caught.value)

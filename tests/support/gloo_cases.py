@@ -1,0 +1,181 @@
+"""What the ranks of the verification tests run; every rank calls the same functions.
+
+Processes start slowly, so all cases of one number of ranks share one start. A case returns
+plain numbers on rank 0; the tests judge them.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+
+import autosp
+from autosp.verification import VerifyRequest, verify_on_this_rank
+from tests.support.programs import VOCABULARY, SmallModel, tokens
+
+SAMPLES = Path(__file__).parents[2] / "samples"
+
+
+@dataclass(frozen=True)
+class Subject:
+    module: torch.nn.Module
+    args: tuple[Any, ...] = ()
+    kwargs: Mapping[str, Any] = field(default_factory=dict)
+
+
+def sample(name: str, *, batch: int, length: int, dtype: str) -> Subject:
+    """A tiny sample model; ignored labels cross the shard edges and fill the last shard."""
+    specification = importlib.util.spec_from_file_location(name, SAMPLES / f"{name}.py")
+    assert specification is not None and specification.loader is not None
+    module = importlib.util.module_from_spec(specification)
+    specification.loader.exec_module(module)
+    torch.manual_seed(0)
+    model = module.build(tiny=True).to(getattr(torch, dtype))
+    ids = torch.randint(0, 128, (batch, length))
+    labels = ids.clone()
+    middle = length // 2
+    labels[0, middle - 2 : middle + 2] = -100
+    labels[:, -(length // 4 + 1) :] = -100
+    return Subject(model, kwargs={"input_ids": ids, "labels": labels})
+
+
+def small(*, batch: int, length: int, num_kv_heads: int = 12) -> Subject:
+    return Subject(SmallModel(loss=mean_loss, num_kv_heads=num_kv_heads), tokens(batch, length))
+
+
+def mean_loss(model: SmallModel, x: torch.Tensor) -> torch.Tensor:
+    logits = model.logits(x)
+    return F.cross_entropy(logits.view(-1, VOCABULARY), model.labels.view(-1))
+
+
+def logits_of(model: SmallModel, x: torch.Tensor) -> torch.Tensor:
+    return model.logits(x)
+
+
+def loss_and_logits(model: SmallModel, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    return mean_loss(model, x), model.logits(x)
+
+
+def outer_loss(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    return F.cross_entropy(logits.flatten(0, 1), targets.flatten())
+
+
+Case = Callable[[], Any]
+
+
+def run_cases(cases: Mapping[str, Case]) -> dict[str, Any]:
+    """All cases in order; an exception becomes the result of its case."""
+    results: dict[str, Any] = {}
+    for name, case in cases.items():
+        try:
+            results[name] = case()
+        except Exception as error:  # reported by the test of this case
+            results[name] = f"{type(error).__name__}: {error}"
+        torch._dynamo.reset()
+        dist.barrier()
+    return results
+
+
+def verification(build: Callable[[], Subject], **options: Any) -> Case:
+    request = VerifyRequest(build=build, **options)
+    return partial(verify_on_this_rank, request)
+
+
+# ------------------------------------------------------------------ the entries for training
+
+
+def gradients_of(model: torch.nn.Module) -> list[torch.Tensor]:
+    return [torch.zeros_like(p) if p.grad is None else p.grad.clone() for p in model.parameters()]
+
+
+def largest_difference(left: list[torch.Tensor], right: list[torch.Tensor]) -> float:
+    assert len(left) == len(right)
+    return max((float((a - b).abs().max()) for a, b in zip(left, right, strict=True)), default=0.0)
+
+
+def backend_entry_at_two_lengths() -> dict[str, float]:
+    """``torch.compile(model, backend=...)`` without any other option, at two lengths."""
+    model = SmallModel(loss=mean_loss)
+    entry = autosp.backend(inner="eager")
+    compiled = torch.compile(model, backend=entry)
+    errors = {}
+    for length in (8, 11, 8):
+        ids, labels = tokens(2, length, seed=length)
+        model.zero_grad()
+        expected = model(ids, labels)
+        expected.backward()
+        reference = gradients_of(model)
+        model.zero_grad()
+        loss = compiled(ids, labels)
+        loss.backward()
+        autosp.average_gradients(model.parameters())
+        errors[f"loss {length}"] = abs(float(loss - expected))
+        errors[f"gradients {length}"] = largest_difference(reference, gradients_of(model))
+    errors["compilations"] = len(entry.compilations)
+    return errors
+
+
+def logits_are_whole_when_read() -> dict[str, Any]:
+    model = SmallModel(loss=loss_and_logits)
+    ids, labels = tokens(2, 7)
+    _, expected = model(ids, labels)
+    _, logits = autosp.compile(model, inner="eager")(ids, labels)
+    shape = tuple(logits.shape)
+    return {"shape": shape, "error": float((logits - expected).abs().max().detach())}
+
+
+def backward_through_detached_logits() -> str:
+    model = SmallModel(loss=loss_and_logits)
+    ids, labels = tokens(2, 7)
+    loss, logits = autosp.compile(model, inner="eager")(ids, labels)
+    try:
+        (loss + (logits * logits).mean()).backward()
+    except autosp.AutoSPError as error:
+        return str(error)
+    return "no error"
+
+
+def loss_outside_on_gathered_logits() -> float:
+    return _loss_outside(lambda model: autosp.compile(model, inner="eager"))
+
+
+def _loss_outside(compile_model: Callable[[torch.nn.Module], Any]) -> float:
+    model = SmallModel(loss=logits_of)
+    ids, labels = tokens(2, 7)
+    outer_loss(model(ids, labels), labels).backward()
+    reference = gradients_of(model)
+    model.zero_grad()
+    outer_loss(compile_model(model)(ids, labels), labels).backward()
+    autosp.average_gradients(model.parameters())
+    return largest_difference(reference, gradients_of(model))
+
+
+def loss_compiled_inside() -> dict[str, float]:
+    model = SmallModel(loss=logits_of)
+    ids, labels = tokens(2, 7)
+    expected = outer_loss(model(ids, labels), labels)
+    expected.backward()
+    reference = gradients_of(model)
+    model.zero_grad()
+    compiled = autosp.compile(model, loss=outer_loss, inner="eager")
+    loss = compiled(ids, labels, targets=labels)
+    loss.backward()
+    autosp.average_gradients(model.parameters())
+    difference = largest_difference(reference, gradients_of(model))
+    return {"loss": abs(float(loss - expected)), "gradients": difference}
+
+
+def evaluation_without_gradients() -> float:
+    model = SmallModel(loss=logits_of)
+    ids, labels = tokens(2, 7)
+    compiled = autosp.compile(model, inner="eager")
+    with torch.no_grad():
+        return float((compiled(ids, labels) - model(ids, labels)).abs().max())
