@@ -126,6 +126,10 @@ def _atom_text(atom: Inequality | Opaque | Never, names: Mapping[int, str]) -> s
             return "".join(terms).lstrip("+") + constant + " <= 0"
 
 
+EXACT_TYPES = (torch.bool, torch.int32, torch.int64)
+"""Small integers wrap around at lengths that occur; floats round."""
+
+
 class MaskAnalysis:
     """Meanings of nodes, remembered within one analysis."""
 
@@ -148,7 +152,7 @@ class MaskAnalysis:
 
     def _evaluate(self, node: Node) -> Meaning:
         tensor = tensor_of(node)
-        if tensor is None or tensor.is_floating_point() or node.op != "call_function":
+        if tensor is None or tensor.dtype not in EXACT_TYPES or node.op != "call_function":
             return _leaf(node)
         rule = MEANINGS.get(node.target)
         if rule is None:
