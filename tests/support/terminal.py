@@ -25,7 +25,7 @@ class Terminal:
     async def settle(self) -> None:
         """Wait until nothing is being read and everything read is shown."""
         quiet = 0
-        while quiet < 3:
+        while quiet < 2:
             running = [worker for worker in self.app.workers if not worker.is_finished]
             quiet = 0 if running else quiet + 1
             await self.app.workers.wait_for_complete(running)

@@ -8,56 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from autosp.events import (
-    GraphSnapshot,
-    NodeRecord,
-    PassFinished,
-    PassStarted,
-    RunFinished,
-    RunStarted,
-)
-from autosp_inspector.recorder import TraceRecorder
+from autosp.events import Finding
 from autosp_tui.app import run
 from autosp_tui.screens.failure import FailureScreen
+from tests.support.odd_traces import MARKUP, node, write_trace
 from tests.support.terminal import terminal
-
-MARKUP = "[bold red]x[/] [link='file:///etc/passwd']y[/link] [/nothing] [@click=app.quit]z[/]"
-ESCAPES = "a\x1b]0;title\x07b\x1b[2Jc\u202ed"
-
-
-def write_trace(path: Path, nodes: tuple[NodeRecord, ...], *, status: str = "ok") -> None:
-    recorder = TraceRecorder(path)
-    recorder.record(
-        RunStarted(
-            autosp_version="0",
-            torch_version="0",
-            mode="dry_run",
-            rank=0,
-            world_size=1,
-            mesh={"dp": 1, "sp": 1},
-            model=MARKUP,
-            config={},
-            gradient_convention="mean",
-        )
-    )
-    recorder.record(PassStarted(0, "capture", MARKUP))
-    recorder.record(GraphSnapshot(0, "program", nodes))
-    recorder.record(PassFinished(0, 10))
-    recorder.record(RunFinished("failed" if status == "failed" else "ok", 10, ESCAPES))
-    recorder.close()
-
-
-def node(name: str, *, module: str = "") -> NodeRecord:
-    return NodeRecord(
-        name=name,
-        op="call_function",
-        target=MARKUP,
-        inputs=(),
-        role="compute",
-        phase="forward",
-        module=module,
-        reason=ESCAPES,
-    )
 
 
 async def test_names_are_text_and_never_markup_or_escapes(tmp_path: Path) -> None:
@@ -86,6 +41,49 @@ async def test_an_empty_run_shows_empty_views(tmp_path: Path) -> None:
         for key in ("2", "3", "4", "5", "6"):
             await driver.press(key, "j", "l", "G", "g", "n", "enter", "y", "escape")
             assert driver.app.is_running
+
+
+async def test_the_rank_key_goes_through_the_ranks_of_a_run(tmp_path: Path) -> None:
+    for rank in (0, 1):
+        write_trace(tmp_path / f"{rank}.autosp", (node(f"of_rank_{rank}"),), rank=rank)
+    async with terminal(tmp_path) as driver:
+        await driver.press("2", "m")
+        assert "of_rank_0" in driver.screen_text()
+        await driver.press("r")
+        assert "of_rank_1" in driver.screen_text()
+        await driver.press("1")
+        assert "rank 1 of 2" in driver.screen_text()
+
+
+async def test_a_finding_without_a_node_opens_in_full(tmp_path: Path) -> None:
+    path = tmp_path / "finding.autosp"
+    finding = Finding("code", "error", "one " * 60 + MARKUP, hint="do this " * 30 + "at the end")
+    write_trace(path, (node("a"),), findings=(finding,))
+    async with terminal(path, size=(80, 24)) as driver:
+        await driver.press("enter")
+        assert MARKUP in driver.detail("#dialog")
+        assert "at the end" in driver.detail("#dialog")
+
+
+async def test_a_finding_with_a_node_leads_to_it(tmp_path: Path) -> None:
+    path = tmp_path / "finding.autosp"
+    finding = Finding("code", "warning", "look here", node="b", hint="do this")
+    write_trace(path, (node("a"), node("b")), findings=(finding,))
+    async with terminal(path) as driver:
+        await driver.press("enter")
+        assert driver.detail().startswith("b")
+        assert "look here" in driver.detail()
+
+
+async def test_a_name_that_no_graph_has_is_answered_with_the_closest(tmp_path: Path) -> None:
+    path = tmp_path / "finding.autosp"
+    finding = Finding("code", "warning", "look here", node="linear_12")
+    write_trace(path, (node("linear_1"), node("linear_2")), findings=(finding,))
+    async with terminal(path) as driver:
+        await driver.press("enter")
+        assert driver.app.view is not None and driver.app.view.NAME == "graph"
+        (notice,) = driver.app._notifications
+        assert "'linear_12'" in notice.message and "linear_1" in notice.message
 
 
 async def test_a_failed_run_says_so_first(tmp_path: Path) -> None:

@@ -11,8 +11,8 @@ from autosp_inspector.queries.nodes import list_nodes
 from autosp_inspector.rows import NodeRow
 from autosp_inspector.trace import Trace
 from autosp_tui.widgets.virtual_list import PAGE_ROWS
+from tests.support.odd_traces import node, write_trace
 from tests.support.terminal import terminal
-from tests.tui.test_hostile_traces import node, write_trace
 
 NUM_NODES = 100_000
 
@@ -63,7 +63,7 @@ async def test_pages_left_behind_are_forgotten(large_trace: Path) -> None:
     async with terminal(large_trace, size=(80, 24)) as driver:
         await driver.press("2", "m")
         nodes = driver.rows("#nodes")
-        for start in range(0, 40 * PAGE_ROWS, PAGE_ROWS):
+        for start in range(0, 35 * PAGE_ROWS, PAGE_ROWS):
             nodes.cursor = start
             await driver.settle()
         assert nodes.rows_in_memory <= 32 * PAGE_ROWS

@@ -8,6 +8,7 @@ from autosp_tui.widgets.lanes import (
     EXPOSED_FILL,
     HIDDEN_FILL,
     IDLE_FILL,
+    PARTLY_EXPOSED_FILL,
     column_fill,
     lanes_of,
 )
@@ -56,7 +57,9 @@ def test_computation_is_the_first_lane() -> None:
 
 def test_exposed_communication_is_never_covered_by_hidden_communication() -> None:
     (lane,) = lanes_of([_event(0, "comm:sp", 0, 90, 0), _event(1, "comm:sp", 90, 10, 5)])
-    assert column_fill(lane, Window.whole(1000, 10), 0)[0][0] == EXPOSED_FILL
+    (fill, _), event = column_fill(lane, Window.whole(1000, 10), 0)
+    assert fill == PARTLY_EXPOSED_FILL
+    assert event == 1
 
 
 def test_the_exposed_part_is_the_end_of_its_bar() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from autosp_inspector.rows import (
     CollectiveRow,
@@ -88,7 +88,7 @@ def describe_node(detail: NodeDetail) -> list[Line]:
         line(
             (node.name, tone),
             ("  ", "text"),
-            (short_target(node.target), "operator"),
+            (_operator_of(node), "operator"),
             (f"  {node.graph} · {node.phase} · {node.role}", "muted"),
             indent=2,
         ),
@@ -105,6 +105,11 @@ def describe_node(detail: NodeDetail) -> list[Line]:
     lines += _section("History", describe_history(detail.history, detail.pass_names))
     lines += _section("Connections", _describe_connections(detail))
     return lines
+
+
+def _operator_of(node: NodeRow) -> str:
+    words = short_target(node.target)
+    return "" if words == node.name else words
 
 
 def _in_class(node: NodeRow) -> str:
@@ -374,6 +379,26 @@ def describe_event(event: TimelineRow) -> list[Line]:
         field("time", *spans),
         field("module", (event.module or "(root)", "module")),
     ]
+
+
+_BAR_CELLS = 40
+
+
+def describe_shares(sizes: Mapping[str, int]) -> list[Line]:
+    """A bar for each category of memory, largest first."""
+    total = sum(sizes.values())
+    lines: list[Line] = []
+    for name, size in sorted(sizes.items(), key=lambda item: -item[1]):
+        if size:
+            cells = max(1, round(size / total * _BAR_CELLS))
+            lines.append(
+                line(
+                    (fit(name.replace("_", " "), 22), "text"),
+                    (f"{format_bytes(size):>9}{format_share(size, total):>7}  ", "muted"),
+                    (category_fill(name) * cells, category_tone(name)),
+                )
+            )
+    return lines
 
 
 def describe_point(

@@ -169,6 +169,11 @@ def short_target(target: str) -> str:
     return name
 
 
+def operator_words(op: str, target: str) -> str:
+    """What a node does: its operator, or that it is an input (whose target is a long name)."""
+    return "input" if op == "placeholder" else short_target(target)
+
+
 def short_path(path: str) -> str:
     """A source file without the folder that packages are installed in."""
     for folder in ("/site-packages/", "/dist-packages/"):

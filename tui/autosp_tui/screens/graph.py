@@ -18,9 +18,9 @@ from autosp_tui.present import (
     Span,
     format_bytes,
     format_tensor,
+    operator_words,
     placement_tone,
     plural,
-    short_target,
 )
 from autosp_tui.screens.view import View
 from autosp_tui.snapshots import (
@@ -51,7 +51,9 @@ def _name(row: NodeRow) -> Span:
 _NODES = (
     Column[NodeRow]("#", lambda row: (str(row.position), "muted"), 5, align="right"),
     Column[NodeRow]("node", _name, 18, grow=2, keep="ends"),
-    Column[NodeRow]("operator", lambda row: (short_target(row.target), "operator"), 12, grow=1),
+    Column[NodeRow](
+        "operator", lambda row: (operator_words(row.op, row.target), "operator"), 12, grow=1
+    ),
     Column[NodeRow](
         "placement", lambda row: (row.placement or "", placement_tone(row.placement)), 11, grow=1
     ),

@@ -12,7 +12,7 @@ from textual.widget import Widget
 from autosp_inspector.rows import LiveTensorRow, Source
 from autosp_tui.bindings import bindings_of
 from autosp_tui.describe import describe_point
-from autosp_tui.present import Span, format_bytes, format_share, format_tensor, plural
+from autosp_tui.present import Span, format_bytes, format_share, format_tensor, line, plural
 from autosp_tui.screens.view import View, matches
 from autosp_tui.snapshots import Memory, read_memory
 from autosp_tui.theme import CATEGORY_FILLS, category_fill, category_tone
@@ -108,8 +108,7 @@ class MemoryView(View):
         spans.append((estimate.peak_node, "operator"))
         source = _created(estimate.peak_source)
         spans.append((f"  {source}" if source else "", "source"))
-        missing = ", ".join(estimate.not_modelled)
-        self.show_status(*spans, right=f"not modelled: {missing}" if missing else "")
+        self.show_status(*spans)
 
     def _fill_live(self) -> None:
         rows = [
@@ -144,7 +143,11 @@ class MemoryView(View):
         pane = self.query_one("#detail", Detail)
         estimate = self._memory.estimate
         source = estimate.peak_source if estimate is not None and is_peak else None
-        pane.show(describe_point(event.point, curve.order, is_peak=is_peak, source=source))
+        lines = describe_point(event.point, curve.order, is_peak=is_peak, source=source)
+        if estimate is not None and estimate.not_modelled:
+            missing = ", ".join(estimate.not_modelled)
+            lines += [line(), line((f"not modelled: {missing}", "muted"), indent=2)]
+        pane.show(lines)
         self.title_pane(pane, "Peak" if is_peak else "Here")
 
     @on(Curve.Selected)

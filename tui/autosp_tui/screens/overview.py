@@ -10,7 +10,7 @@ from textual.widget import Widget
 
 from autosp_inspector.rows import FindingRow
 from autosp_tui.advice import Suggestion, facts, suggestions, verdict
-from autosp_tui.describe import SEVERITY_MARKS, SEVERITY_TONES, describe_finding
+from autosp_tui.describe import SEVERITY_MARKS, SEVERITY_TONES, describe_finding, describe_shares
 from autosp_tui.present import Span, plural
 from autosp_tui.screens.dialog import Dialog
 from autosp_tui.screens.view import View, matches
@@ -49,6 +49,7 @@ class OverviewView(View):
 
     def compose_body(self) -> Iterable[Widget]:
         yield Detail(title="Verdict", id="facts")
+        yield Detail(title="What the peak is made of", id="shares")
         yield VirtualList(
             _FINDINGS, empty="no findings", title="Findings", header=False, id="findings"
         )
@@ -78,6 +79,8 @@ class OverviewView(View):
             right=f"autosp {run.autosp_version} · torch {run.torch_version}",
         )
         self.query_one("#facts", Detail).show([verdict(overview), *facts(overview)])
+        sizes = overview.estimate.peak_categories if overview.estimate is not None else {}
+        self.query_one("#shares", Detail).show(describe_shares(sizes))
         self.query_one("#next", VirtualList).show_rows(suggestions(overview))
         self.apply_filter()
         self.main_pane().focus()

@@ -19,6 +19,7 @@ from autosp_tui.present import (
     format_duration,
     format_tensor,
     line,
+    operator_words,
     placement_tone,
     short_target,
 )
@@ -42,10 +43,10 @@ def _status(row: PassRow) -> Span:
 
 _PASSES = (
     Column[PassRow]("#", lambda row: (str(row.index), "muted"), 2, align="right"),
-    Column[PassRow]("pass", lambda row: (row.name, "strong"), 14, grow=1),
-    Column[PassRow]("+", lambda row: _count("+", row.nodes_added), 5, align="right"),
-    Column[PassRow]("-", lambda row: _count("-", row.nodes_removed), 5, align="right"),
-    Column[PassRow]("~", lambda row: _count("~", row.nodes_changed), 5, align="right"),
+    Column[PassRow]("pass", lambda row: (row.name, "strong"), 16, grow=1),
+    Column[PassRow]("+", lambda row: _count("+", row.nodes_added), 7, align="right"),
+    Column[PassRow]("-", lambda row: _count("-", row.nodes_removed), 6, align="right"),
+    Column[PassRow]("~", lambda row: _count("~", row.nodes_changed), 6, align="right"),
     Column[PassRow](
         "why", lambda row: (str(row.decisions) if row.decisions else "·", "text"), 4, align="right"
     ),
@@ -81,7 +82,7 @@ def _side(node: NodeRow | None, other: NodeRow | None) -> Span:
 
 def _operator(change: NodeChange) -> Span:
     node = _node_of(change)
-    return (short_target(node.target) if node else ""), "operator"
+    return (operator_words(node.op, node.target) if node else ""), "operator"
 
 
 def _what_differs(change: NodeChange) -> Span:

@@ -8,7 +8,7 @@ from textual.binding import BindingType
 from textual.message import Message
 
 from autosp_tui.bindings import bindings_of
-from autosp_tui.present import Span, format_bytes, placement_tone, short_target
+from autosp_tui.present import Span, format_bytes, operator_words, placement_tone
 from autosp_tui.widgets.columns import Column
 from autosp_tui.widgets.tree_items import (
     ModuleContents,
@@ -108,7 +108,8 @@ def _name(item: TreeItem) -> Span:
 def _what(item: TreeItem) -> Span:
     if item.module is not None:
         return item.module.module_class, "muted"
-    return (short_target(item.node.target) if item.node else ""), "operator"
+    node = item.node
+    return (operator_words(node.op, node.target) if node else ""), "operator"
 
 
 def _placement(item: TreeItem) -> Span:
