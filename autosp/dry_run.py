@@ -6,10 +6,11 @@ ranks, because their programs differ in slice positions alone.
 
 from __future__ import annotations
 
+import gc
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -90,7 +91,7 @@ def dry_run(
     started = time.perf_counter_ns()
     recorder.record(_header(request))
     try:
-        with unprinted_graphs():
+        with unprinted_graphs(), uncollected():
             result = _run(request, recorder, progress, started)
     except BaseException as error:
         elapsed = time.perf_counter_ns() - started
@@ -99,6 +100,21 @@ def dry_run(
         raise
     recorder.record(RunFinished("ok", result.duration_ns))
     return result
+
+
+@contextmanager
+def uncollected() -> Iterator[None]:
+    """No cyclic garbage collection inside: graphs live to the end of a compilation anyway.
+
+    Walking hundreds of thousands of live nodes again and again costs a tenth of it.
+    """
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
 
 
 def _run(

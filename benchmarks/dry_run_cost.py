@@ -1,6 +1,6 @@
 """CPU time and memory of a dry run against torch's own capture and joint graph.
 
-    python benchmarks/dry_run_cost.py [--sp 8] [--seq 131072] [--layers 32]
+    python benchmarks/dry_run_cost.py [--sp 8] [--seq 131072] [--layers 32] [--rounds 3]
 
 The same model, one after the other in one process: dynamo's capture and AOTAutograd's
 joint graph (what anyone pays who compiles the model), then the whole dry run with its
@@ -17,7 +17,9 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import torch
@@ -87,26 +89,35 @@ def request_for(sp: int, seq: int, layers: int) -> DryRunRequest:
     )
 
 
+def measure(sp: int, seq: int, layers: int) -> tuple[float, float, float]:
+    """CPU seconds of torch alone, of a dry run, and of a recorded dry run, in turn."""
+    alone = cpu_seconds(partial(torch_alone, request_for(sp, seq, layers)))
+    silent = cpu_seconds(partial(dry_run, request_for(sp, seq, layers)))
+    request = request_for(sp, seq, layers)
+    with tempfile.TemporaryDirectory() as folder:
+
+        def recorded_run() -> None:
+            recorder = TraceRecorder(Path(folder) / "run.autosp")
+            dry_run(request, recorder=recorder)
+            recorder.close()
+
+        recorded = cpu_seconds(recorded_run)
+    return alone, silent, recorded
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--sp", type=int, default=8)
     parser.add_argument("--seq", type=int, default=131072)
     parser.add_argument("--layers", type=int, default=32)
+    parser.add_argument("--rounds", type=int, default=3, help="the median of these is printed")
     options = parser.parse_args()
     torch.set_num_threads(1)
     cpu_seconds(lambda: torch_alone(request_for(2, 256, 1)))  # imports and caches
     cpu_seconds(lambda: dry_run(request_for(2, 256, 1)))
 
-    alone = cpu_seconds(lambda: torch_alone(request_for(options.sp, options.seq, options.layers)))
-    silent = cpu_seconds(lambda: dry_run(request_for(options.sp, options.seq, options.layers)))
-    with tempfile.TemporaryDirectory() as folder:
-        recorder = TraceRecorder(Path(folder) / "run.autosp")
-
-        def recorded_run() -> None:
-            dry_run(request_for(options.sp, options.seq, options.layers), recorder=recorder)
-            recorder.close()
-
-        recorded = cpu_seconds(recorded_run)
+    rounds = [measure(options.sp, options.seq, options.layers) for _ in range(options.rounds)]
+    alone, silent, recorded = (median(column) for column in zip(*rounds, strict=True))
     resident = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
     figures = {
         "torch_capture_and_joint_cpu_s": round(alone, 2),
