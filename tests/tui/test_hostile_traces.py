@@ -11,7 +11,7 @@ import pytest
 from autosp.events import Finding
 from autosp_tui.app import run
 from autosp_tui.screens.failure import FailureScreen
-from tests.support.odd_traces import MARKUP, node, write_trace
+from tests.support.odd_traces import ESCAPES, MARKUP, node, write_trace
 from tests.support.terminal import terminal
 
 
