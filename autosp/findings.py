@@ -21,6 +21,7 @@ import torch
 from torch.fx import GraphModule, Node
 
 from autosp.compilation import RankCompilation
+from autosp.errors import ShardingError
 from autosp.estimate import StepEstimate
 from autosp.events import Finding
 from autosp.graph import (
@@ -55,9 +56,12 @@ def check_compilation(
 
 
 def sequence_length(compilation: RankCompilation) -> int:
-    """Length of the dim that is sharded."""
-    program = compilation.captured.program
-    return max(shape_of(seed.node)[seed.dim] for seed in find_seeds(program.graph))
+    """Length of the dim that is sharded, or would be; 0 if the program has none."""
+    try:
+        seeds = find_seeds(compilation.captured.program.graph)
+    except ShardingError:
+        return 0
+    return max(shape_of(seed.node)[seed.dim] for seed in seeds)
 
 
 def _derived_graphs(compilation: RankCompilation) -> Iterable[GraphModule]:

@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields, is_dataclass
+from functools import partial
 from typing import Any, Protocol
 
 from torch.fx import GraphModule
@@ -143,6 +144,5 @@ def run_passes(
         with context.running(item.name, item.description, pass_options(item)):
             program = item.run(program, context)
             verify(program, item.name)
-            if context.wants_graphs:
-                context.recorder.record(snapshot(program, context))
+            context.snapshot("program", partial(snapshot, program, context))
     return program

@@ -4,8 +4,8 @@
 
 The same model, one after the other in one process: dynamo's capture and AOTAutograd's
 joint graph (what anyone pays who compiles the model), then the whole dry run with its
-passes, partition and estimates, unrecorded and recorded. Prints ratios of process CPU
-time, which other load on the machine disturbs little, and the peak resident memory.
+passes, partition and estimates, recorded to a trace file. Prints the ratio of their process
+CPU times (medians of rounds), the share of the recording, and the peak resident memory.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ import resource
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from statistics import median
@@ -28,8 +29,10 @@ from torch._functorch.partitioners import default_partition
 from torch._guards import TracingContext, tracing
 
 from autosp.dry_run import DryRunRequest, dry_run, dynamo_graph
+from autosp.events import Event
 from autosp.hardware import find_device
 from autosp.mesh import Mesh
+from autosp.pipeline import PassContext
 from autosp_inspector.recorder import TraceRecorder
 from autosp_inspector.target.fake_build import fake_build, new_fake_mode
 
@@ -89,20 +92,58 @@ def request_for(sp: int, seq: int, layers: int) -> DryRunRequest:
     )
 
 
+class MeteredRecorder:
+    """Passes events on to a recorder and counts the CPU seconds that takes."""
+
+    wants_graphs = True
+
+    def __init__(self, inner: TraceRecorder) -> None:
+        self._inner = inner
+        self.seconds = 0.0
+
+    def record(self, event: Event, /) -> None:
+        started = time.process_time()
+        self._inner.record(event)
+        self.seconds += time.process_time() - started
+
+    def close(self) -> None:
+        started = time.process_time()
+        self._inner.close()
+        self.seconds += time.process_time() - started
+
+
+@contextmanager
+def metered_snapshots(meter: MeteredRecorder) -> Iterator[None]:
+    """Also count what it takes to describe graphs for the recorder."""
+    original = PassContext.snapshot
+
+    def snapshot(self: PassContext, graph: Any, build: Callable[[], Any]) -> None:
+        started, before = time.process_time(), meter.seconds
+        original(self, graph, build)
+        inside = meter.seconds - before
+        meter.seconds += time.process_time() - started - inside
+
+    PassContext.snapshot = snapshot  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        PassContext.snapshot = original  # type: ignore[method-assign]
+
+
 def measure(sp: int, seq: int, layers: int) -> tuple[float, float, float]:
-    """CPU seconds of torch alone, of a dry run, and of a recorded dry run, in turn."""
+    """CPU seconds of torch alone, of a recorded dry run, and of its recording."""
     alone = cpu_seconds(partial(torch_alone, request_for(sp, seq, layers)))
-    silent = cpu_seconds(partial(dry_run, request_for(sp, seq, layers)))
     request = request_for(sp, seq, layers)
     with tempfile.TemporaryDirectory() as folder:
+        recorder = MeteredRecorder(TraceRecorder(Path(folder) / "run.autosp"))
 
         def recorded_run() -> None:
-            recorder = TraceRecorder(Path(folder) / "run.autosp")
-            dry_run(request, recorder=recorder)
+            with metered_snapshots(recorder):
+                dry_run(request, recorder=recorder)
             recorder.close()
 
-        recorded = cpu_seconds(recorded_run)
-    return alone, silent, recorded
+        whole = cpu_seconds(recorded_run)
+    return alone, whole, recorder.seconds
 
 
 def main() -> int:
@@ -117,15 +158,15 @@ def main() -> int:
     cpu_seconds(lambda: dry_run(request_for(2, 256, 1)))
 
     rounds = [measure(options.sp, options.seq, options.layers) for _ in range(options.rounds)]
-    alone, silent, recorded = (median(column) for column in zip(*rounds, strict=True))
+    alone, whole, recording = (median(column) for column in zip(*rounds, strict=True))
+    ratio = median(run / base for base, run, _ in rounds)
     resident = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
     figures = {
         "torch_capture_and_joint_cpu_s": round(alone, 2),
-        "dry_run_cpu_s": round(silent, 2),
-        "recorded_dry_run_cpu_s": round(recorded, 2),
-        "dry_run_over_torch": round(silent / alone, 3),
-        "recorded_over_torch": round(recorded / alone, 3),
-        "recording_share": round(recorded / silent - 1, 4),
+        "recorded_dry_run_cpu_s": round(whole, 2),
+        "dry_run_over_torch": round(ratio, 3),
+        "recording_cpu_s": round(recording, 2),
+        "recording_share": round(recording / (whole - recording), 4),
         "peak_resident_gib": round(resident, 2),
     }
     print(json.dumps(figures, indent=2))

@@ -78,7 +78,9 @@ class _Walk:
         self._values: dict[Node, Any] = {}
         self._moved: dict[tuple[Node, Placement, int | None], Value] = {}
         self._fallbacks: Counter[str] = Counter()
-        self._seeds = {seed.node: seed for seed in find_seeds(program.graph)}
+        # One rank holds everything: no seeds, so that every value stays whole.
+        seeds = find_seeds(program.graph) if context.mesh.sp > 1 else ()
+        self._seeds = {seed.node: seed for seed in seeds}
 
     def run(self) -> ShardedProgram:
         self._announce_seeds()
@@ -136,7 +138,8 @@ class _Walk:
         if not isinstance(node.target, torch._ops.OpOverload):
             return self._state_change(node, args, kwargs)
         operation = Operation(node, args, kwargs, self._builder, self._redistribute, self._decide)
-        _refuse_randomness(operation)
+        if self._context.mesh.sp > 1:
+            _refuse_randomness(operation)
         if node in self._seeds:
             operation = self._seeded(operation, self._seeds[node])
         if all(value.placement == REPLICATE for value in operation.values()):
