@@ -67,6 +67,10 @@ class ProgramView:
 
 
 def _location(node: Node) -> tuple[str, str, SourceLocation | None]:
+    """Module path, module class and source line; a parameter belongs to its module."""
+    given = node.meta.get("autosp_input")
+    if isinstance(given, GraphInput):
+        return given.name.rpartition(".")[0], "", None
     return (*module_of(node), source_location(node))
 
 

@@ -34,9 +34,15 @@ class ShareKvHeads:
             key, value = site.args[1], site.args[2]
             assert isinstance(key, Node) and isinstance(value, Node)
             shared = [before_repeat(tensor) for tensor in (key, value)]
-            if shared[0] is None or shared[1] is None:
-                continue
-            if shape_of(shared[0])[HEAD_DIM] != shape_of(shared[1])[HEAD_DIM]:
+            if shared[0] is None or shared[1] is None or not _same_heads(shared[0], shared[1]):
+                context.decide(
+                    "analysis",
+                    "kv-heads",
+                    site.name,
+                    f"keys and values keep their {shape_of(key)[HEAD_DIM]} heads",
+                    "no repetition of heads before this attention",
+                    rule="share_kv_heads",
+                )
                 continue
             site.update_arg(1, shared[0])
             site.update_arg(2, shared[1])
@@ -44,6 +50,10 @@ class ShareKvHeads:
             _explain(site, key, shared[0], context)
         program.graph.eliminate_dead_code()
         return program
+
+
+def _same_heads(key: Node, value: Node) -> bool:
+    return shape_of(key)[HEAD_DIM] == shape_of(value)[HEAD_DIM]
 
 
 def before_repeat(tensor: Node) -> Node | None:
