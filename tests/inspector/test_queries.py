@@ -369,7 +369,7 @@ def test_a_finding_names_its_line(trace: Trace) -> None:
     (row,) = list_findings(trace)
     assert (row.code, row.severity, row.node) == ("large-logits", "warning", "linear_head")
     assert row.source == Source("samples/gpt.py", 69, "forward", "logits = self.lm_head(x)")
-    assert row.hint == "pass --chunks 4 to compute the loss in parts"
+    assert row.hint == "compute the loss in parts inside the model"
 
 
 # -- collectives and estimates

@@ -210,7 +210,7 @@ def _shard_decisions(program: Program) -> list[Decision]:
             "logits stay whole per rank",
             "the loss reads them at once and no chunk size was given",
             "loss.chunk (autosp/sharding/loss.py:52)",
-            (Alternative("chunked loss", "--chunks is 1", "62.5 MiB less"),),
+            (Alternative("chunked loss", "one pass over the logits", "62.5 MiB less"),),
         ),
     ]
     for node in program.nodes:
@@ -270,5 +270,5 @@ def _warning() -> Finding:
         node="linear_head",
         module="lm_head",
         source=source_of("head"),
-        hint="pass --chunks 4 to compute the loss in parts",
+        hint="compute the loss in parts inside the model",
     )

@@ -23,13 +23,13 @@ from autosp_tui.snapshots import Overview
 _LABEL = 10
 _EXPOSED_WORTH_A_LOOK = 0.05
 _CATEGORY_ADVICE = {
-    "parameters": "shard parameters over the data-parallel ranks: --zero 3",
-    "gradients": "shard gradients over the data-parallel ranks: --zero 2",
-    "optimizer": "shard the optimizer state: --zero 1, or move it to the host: --offload",
-    "saved": "keep less for the backward: --checkpoint sac, or raise --sp",
+    "parameters": "shard parameters over all ranks: --zero 3",
+    "gradients": "shard gradients over all ranks: --zero 2",
+    "optimizer": "shard the optimizer state over all ranks: --zero 1",
+    "saved": "each rank keeps fewer tokens with a larger --sp",
     "activations": "raise --sp, or lower --batch",
     "logits_loss": "compute the loss inside the compiled region, so that logits stay sharded",
-    "all_to_all": "send less at once: --chunks",
+    "all_to_all": "fewer tokens per rank: raise --sp, or lower --batch",
 }
 
 
@@ -213,18 +213,7 @@ def _fix_time(overview: Overview) -> list[Suggestion]:
         f"{kind_words(worst.kind)} in {worst.module or 'the root'} waits "
         f"{format_duration(worst.exposed_ns)} in the open, the longest"
     )
-    found = [Suggestion(text, "timeline")]
-    estimate = overview.estimate
-    overlap = overview.run.config.get("overlap")
-    if (
-        estimate is not None
-        and _exposed_fraction(estimate) > _EXPOSED_WORTH_A_LOOK
-        and overlap in (None, False, "off")
-    ):
-        found.insert(
-            0, Suggestion("overlap communication with computation: --overlap on", "timeline")
-        )
-    return found
+    return [Suggestion(text, "timeline")]
 
 
 def _look(overview: Overview) -> list[Suggestion]:
