@@ -23,8 +23,9 @@ def cross_entropy(model, x):
     return F.cross_entropy(model.logits(x).view(-1, VOCABULARY), model.labels.view(-1))
 
 
-@pytest.mark.parametrize(("length", "num_ranks"), [(16, 4), (13, 2)])
-@pytest.mark.parametrize("name", ["gpt", "llama", "hf_llama"])
+@pytest.mark.parametrize(
+    ("name", "length", "num_ranks"), [("gpt", 13, 4), ("llama", 13, 2), ("hf_llama", 13, 2)]
+)
 def test_samples(name, length, num_ranks):
     subject = sample(name, batch=2, length=length, dtype="float64")
     report = check_module(subject.module, (), subject.kwargs, num_ranks=num_ranks)

@@ -28,9 +28,7 @@ Case = tuple[int, int, int]
 """Batch, length, number of ranks."""
 CASES: tuple[Case, ...] = ((1, 12, 3), (2, 5, 4))
 """No padding; rows of padding, and a rank that holds nothing else."""
-ALL_CASES: tuple[Case, ...] = (
-    (1, 12, 2), (1, 12, 4), (2, 5, 2), (2, 5, 4), (2, 7, 2), (2, 7, 3), (2, 10, 4)
-)  # fmt: skip
+ALL_CASES: tuple[Case, ...] = ((1, 12, 2), (2, 5, 2), (2, 5, 3), (2, 5, 4), (2, 7, 4))
 
 Body = Callable[["SmallModel", Tensor], Any]
 """The operators under test: ``body(model, x[batch, length, WIDTH]) -> tensor(s)``."""
