@@ -87,7 +87,7 @@ def lower_to_rank(module: GraphModule, context: PassContext) -> RankCompilation:
     with context.running("capture", "trace the model to a pre-dispatch forward graph", {}) as index:
         captured = capture(module)
         verify_program(captured.program, "capture")
-        context.snapshot("program", lambda: snapshot_user_program(captured.program, index))
+        context.snapshot(lambda: snapshot_user_program(captured.program, index))
     _report_functionalisation(captured, context)
     program = run_passes(
         captured.program,
@@ -113,7 +113,7 @@ def _report_functionalisation(captured: CapturedProgram, context: PassContext) -
                 "analysis", "functionalise", "", "nothing to do", "no operator writes in place",
                 rule="capture.capture",
             )  # fmt: skip
-        context.snapshot("program", lambda: snapshot_user_program(captured.program, index))
+        context.snapshot(lambda: snapshot_user_program(captured.program, index))
 
 
 def _shard(
@@ -130,7 +130,7 @@ def _shard(
         outputs = plan_outputs(sharded, context)
         verify_program(sharded.program, step.name, num_ranks=context.mesh.sp)
         view = ProgramView.of(program, sharded.program, sharded.values, context.mesh.sp)
-        context.snapshot("program", lambda: snapshot_rank_program(sharded.program, view, index))
+        context.snapshot(lambda: snapshot_rank_program(sharded.program, view, index))
     return RankCompilation(captured, sharded, outputs, view, context)
 
 
@@ -214,7 +214,7 @@ class _PassState:
 
 def _snapshot(compilation: RankCompilation, name: Any, module: GraphModule, index: int) -> None:
     context = compilation.context
-    context.snapshot(name, lambda: snapshot_derived(name, module, compilation.view, index))
+    context.snapshot(lambda: snapshot_derived(name, module, compilation.view, index))
 
 
 def _name_inputs(compilation: RankCompilation) -> None:
@@ -255,8 +255,8 @@ def _record_partition(compilation: RankCompilation, index: int) -> None:
         return snapshot_derived(name, module, view, index, saved=names, recomputed=again)
 
     forward, backward = graphs.forward, graphs.backward
-    context.snapshot("forward", lambda: build("forward", forward, frozenset()))
-    context.snapshot("backward", lambda: build("backward", backward, recomputed))
+    context.snapshot(lambda: build("forward", forward, frozenset()))
+    context.snapshot(lambda: build("backward", backward, recomputed))
 
 
 def saved_tensors(forward: GraphModule, num_outputs: int) -> list[Node]:

@@ -21,7 +21,6 @@ from autosp.events import (
     Decision,
     DecisionStatus,
     Finding,
-    GraphName,
     GraphSnapshot,
     PassFinished,
     PassStarted,
@@ -97,9 +96,8 @@ class PassContext:
             raise
         self.recorder.record(PassFinished(index, time.perf_counter_ns() - started))
 
-    def snapshot(self, graph: GraphName, build: Callable[[], GraphSnapshot]) -> None:
+    def snapshot(self, build: Callable[[], GraphSnapshot]) -> None:
         """Hand the state of a graph to the recorder, if it wants any."""
-        del graph
         if self.wants_graphs:
             self.recorder.record(build())
 
@@ -144,5 +142,5 @@ def run_passes(
         with context.running(item.name, item.description, pass_options(item)):
             program = item.run(program, context)
             verify(program, item.name)
-            context.snapshot("program", partial(snapshot, program, context))
+            context.snapshot(partial(snapshot, program, context))
     return program

@@ -117,9 +117,9 @@ def metered_snapshots(meter: MeteredRecorder) -> Iterator[None]:
     """Also count what it takes to describe graphs for the recorder."""
     original = PassContext.snapshot
 
-    def snapshot(self: PassContext, graph: Any, build: Callable[[], Any]) -> None:
+    def snapshot(self: PassContext, build: Callable[[], Any]) -> None:
         started, before = time.process_time(), meter.seconds
-        original(self, graph, build)
+        original(self, build)
         inside = meter.seconds - before
         meter.seconds += time.process_time() - started - inside
 
