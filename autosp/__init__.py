@@ -9,25 +9,23 @@ that viewers of recorded traces start quickly.
 
 from __future__ import annotations
 
-import sys
 from importlib import import_module
-from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from autosp.errors import AutoSPError
 from autosp.mesh import Mesh
 
 if TYPE_CHECKING:
-    from autosp.backend import backend, compile
     from autosp.runtime.groups import average_gradients
+    from autosp.torch_backend import backend, compile
 
 __version__ = "0.1.0"
 
 __all__ = ["AutoSPError", "Mesh", "average_gradients", "backend", "compile"]
 
 _HOMES = {
-    "backend": "autosp.backend",
-    "compile": "autosp.backend",
+    "backend": "autosp.torch_backend",
+    "compile": "autosp.torch_backend",
     "average_gradients": "autosp.runtime.groups",
 }
 
@@ -36,16 +34,4 @@ def __getattr__(name: str) -> Any:
     if name not in _HOMES:
         raise AttributeError(f"module 'autosp' has no attribute {name!r}")
     value = getattr(import_module(_HOMES[name]), name)
-    globals()[name] = value
     return value
-
-
-class _Package(ModuleType):
-    """Importing the submodule ``autosp.backend`` must not shadow the function of that name."""
-
-    def __setattr__(self, name: str, value: object) -> None:
-        if name not in _HOMES or not isinstance(value, ModuleType):
-            super().__setattr__(name, value)
-
-
-sys.modules[__name__].__class__ = _Package

@@ -23,6 +23,7 @@ from torch.fx.node import map_aggregate
 
 from autosp.errors import AutoSPError, GraphBreakError, MutationError
 from autosp.graph import attribute_path, is_mutation, is_user_file, source_location
+from autosp.modes import restored_modes
 
 InputKind = Literal["parameter", "buffer", "input"]
 
@@ -65,6 +66,7 @@ def capture(module: GraphModule) -> CapturedProgram:
     """
     refuse_pieces(module)
     num_checkpoints = _check_higher_order(module)
+    _refuse_reads(module)
     placeholders = [node for node in module.graph.nodes if node.op == "placeholder"]
     given = [node.meta["example_value"] for node in placeholders]
     fake_mode = _fake_mode_of(given)
@@ -180,6 +182,16 @@ def _check_higher_order(module: GraphModule) -> int:
     return num_checkpoints
 
 
+def _refuse_reads(module: GraphModule) -> None:
+    """A number read from a tensor differs from rank to rank, and from step to step."""
+    for node in module.graph.find_nodes(op="call_method", target="item"):
+        raise AutoSPError(
+            "the forward reads the value of a tensor (.item())",
+            where=_where(node),
+            hint="Compute with the tensor itself: it may be used where a number is",
+        )
+
+
 HIGHER_ORDER = {
     "autograd_function_apply": "the forward calls a custom torch.autograd.Function",
     "cond": "the forward branches on data (torch.cond)",
@@ -227,7 +239,7 @@ def _redo_values_under_autocast(program: GraphModule, fake_mode: FakeTensorMode)
         node.target is torch.amp.autocast_mode._enter_autocast for node in program.graph.nodes
     ):
         return
-    with torch._guards.tracing(None), fake_mode, torch.no_grad():
+    with torch._guards.tracing(None), fake_mode, restored_modes(), torch.no_grad():
         for node in program.graph.nodes:
             if node.op != "call_function":
                 continue

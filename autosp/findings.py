@@ -8,7 +8,8 @@ code                        severity  meaning
                                       length, at 16k tokens or more (warning below)
 ``unclassified-collective`` warning   a communication operator that is not understood
 ``gathered-operator``       warning   an operator ran replicated for want of a rule
-``replicated-sequence``     warning   a large activation has the whole sequence on a rank
+``replicated-sequence``     info      large tensors of the whole sequence are on every rank
+``checkpoint-inlined``      warning   torch.utils.checkpoint regions are not kept as such
 ``does-not-fit``            error     the estimated peak exceeds the device's memory
 ==========================  ========  ==================================================
 """
@@ -51,6 +52,7 @@ def check_compilation(
         yield from _replicated_sequence(compilation)
     yield from _square_tensors(compilation)
     yield from _unclassified(compilation)
+    yield from _inlined_checkpoints(compilation)
     if estimate is not None and estimate.summary.fits is False:
         yield _does_not_fit(estimate)
 
@@ -191,6 +193,19 @@ def _is_whole(node: Node, tensor: torch.Tensor, length: int) -> bool:
 
 def _num_bytes(tensor: torch.Tensor) -> int:
     return int(tensor.numel()) * tensor.element_size()
+
+
+def _inlined_checkpoints(compilation: RankCompilation) -> Iterator[Finding]:
+    count = compilation.captured.num_checkpoints
+    if count:
+        yield Finding(
+            code="checkpoint-inlined",
+            severity="warning",
+            message=f"{count} torch.utils.checkpoint regions are compiled like the rest of the "
+            "model: the partitioner, not they, decides what is saved",
+            hint="Gradients are right; the memory of the saved tensors is not what eager "
+            "checkpointing would leave",
+        )
 
 
 def _does_not_fit(estimate: StepEstimate) -> Finding:

@@ -19,13 +19,13 @@ import torch
 import torch.distributed as dist
 from torch.utils._pytree import tree_map
 
-from autosp.backend import Backend, backend
 from autosp.errors import AutoSPError, MeshError
 from autosp.graph import tensor_of
 from autosp.loss_of import own_loss, sum_of_outputs
 from autosp.mesh import Mesh
 from autosp.oracle import check_module
 from autosp.runtime.groups import average_gradients
+from autosp.torch_backend import Backend, backend
 from autosp.verification_processes import TIMEOUT_S, run_on_ranks
 from autosp.verification_report import (
     GRADIENT_FLOOR,

@@ -19,6 +19,7 @@ from torch.fx.node import map_aggregate
 from autosp.errors import RandomnessError, VerificationError
 from autosp.events import Alternative, Finding
 from autosp.graph import TAG_KEY, LocalTag, module_path, shape_of, source_location, tensor_of
+from autosp.modes import restored_modes
 from autosp.pipeline import PassContext
 from autosp.placement import REPLICATE, Partial, Placement, Shard, local_shape, shard_dim
 from autosp.sharding.builder import ProgramBuilder, Value
@@ -85,12 +86,13 @@ class _Walk:
     def run(self) -> ShardedProgram:
         self._announce_seeds()
         placeholders_done = False
-        for node in self._program.graph.nodes:
-            if node.op != "placeholder" and not placeholders_done:
-                self._cut_floating_inputs()
-                placeholders_done = True
-            with self._builder.on_behalf_of(node):
-                self._visit(node)
+        with restored_modes():
+            for node in self._program.graph.nodes:
+                if node.op != "placeholder" and not placeholders_done:
+                    self._cut_floating_inputs()
+                    placeholders_done = True
+                with self._builder.on_behalf_of(node):
+                    self._visit(node)
         return self._finish()
 
     # ------------------------------------------------------------------ nodes

@@ -106,15 +106,17 @@ def _user_errors(loaded: LoadedTarget) -> Iterator[None]:
 
     An error without a frame of the user's is a mistake of this program and goes through.
     """
-    from autosp_inspector.target.load import run_forward
+    from autosp_inspector.target.try_forward import quiet_torch, try_forward
 
-    try:
-        yield
-    except AutoSPError as error:
-        if type(error) in (AutoSPError, GraphBreakError):
-            run_forward(loaded)  # says it better, if the forward fails by itself
-        raise
-    except Exception as error:
-        if user_location(error):
-            run_forward(loaded)
-        raise
+    with quiet_torch():
+        try:
+            yield
+        except AutoSPError as error:
+            if type(error) in (AutoSPError, GraphBreakError):
+                # Says it better, if the forward fails by itself.
+                try_forward(loaded, place_is_known=bool(error.where))
+            raise
+        except Exception as error:
+            if user_location(error):
+                try_forward(loaded, place_is_known=False)
+            raise

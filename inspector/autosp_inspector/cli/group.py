@@ -63,7 +63,12 @@ class InspectGroup(click.Group):
 
 
 def _looks_like_target(word: str) -> bool:
-    return any(mark in word for mark in "./:\\") or Path(word).exists()
+    if any(mark in word for mark in "./:\\"):
+        return True
+    try:
+        return Path(word).exists()
+    except OSError:  # too long a name: recognising the target says so
+        return True
 
 
 def context_settings() -> dict[str, Any]:

@@ -25,6 +25,10 @@ FACTORY_NAMES = ("build", "build_model", "get_model", "model")
 """Looked for in this order when the target names no factory."""
 
 
+_MAX_LISTED = 10
+"""Of what a file defines, in a message."""
+
+
 @dataclass(frozen=True, slots=True)
 class Factory:
     """Something of the user's module that makes (or is) the model."""
@@ -80,10 +84,13 @@ def _what_was_found(module: ModuleType, location: str) -> str:
     candidates = _candidates(module)
     if not candidates:
         return "It defines no function and no torch.nn.Module"
-    listing = ", ".join(
+    shown = [
         f"{name} ({kind})" if kind == "torch.nn.Module" else f"{name}()"
         for name, kind in candidates.items()
-    )
+    ]
+    listing = ", ".join(shown[:_MAX_LISTED])
+    if len(shown) > _MAX_LISTED:
+        listing += f" and {len(shown) - _MAX_LISTED} more"
     return f"Found: {listing}. Name one, as in {location}:{next(iter(candidates))}"
 
 
@@ -130,9 +137,11 @@ def call_factory(factory: Factory, arguments: Mapping[str, str], *, tiny: bool) 
 
 def _built_model(result: Any, factory: Factory) -> BuiltModel:
     if isinstance(result, nn.Module):
-        return BuiltModel(result, None)
+        return BuiltModel(_unwrapped(result, factory), None)
     if isinstance(result, tuple) and len(result) == 2 and isinstance(result[0], nn.Module):
-        return BuiltModel(*result)
+        return BuiltModel(_unwrapped(result[0], factory), result[1])
+    if inspect.iscoroutine(result):
+        result.close()  # Python would warn that nobody waited for it
     if isinstance(result, tuple):
         kinds = ", ".join(type(item).__name__ for item in result)
         returned = f"a tuple of ({kinds})"
@@ -145,10 +154,32 @@ def _built_model(result: Any, factory: Factory) -> BuiltModel:
     )
 
 
+def _unwrapped(module: nn.Module, factory: Factory) -> nn.Module:
+    """The user's model inside ``torch.compile(model)``, which the compiler replaces.
+
+    Raises:
+        TargetError: the model is wrapped for another kind of parallel training.
+    """
+    original = getattr(module, "_orig_mod", None)
+    if isinstance(original, nn.Module):
+        return original
+    if isinstance(module, nn.DataParallel | nn.parallel.DistributedDataParallel):
+        raise TargetError(
+            f"the factory returned a model wrapped in {type(module).__name__}",
+            where=factory.where,
+            hint="Return the model itself, and set data parallelism with --dp",
+        )
+    return module
+
+
 def run_user_code(function: Callable[[], Any], *, what: str, where: str) -> Any:
     """Call the user's code; whatever it raises becomes one message with its own frames."""
     try:
         return function()
+    except TargetError as error:
+        if isinstance(error, MissingPackageError):
+            raise _raised(error, str(error), what, where) from error
+        raise
     except DataDependentOutputException as error:
         raise UserCodeError(
             f"{what} reads the value of a tensor ({error.func}), which a dry run does not have",
@@ -163,9 +194,12 @@ def run_user_code(function: Callable[[], Any], *, what: str, where: str) -> Any:
             hint=f"Install it into this environment: pip install {error.name}",
         ) from error
     except (Exception, SystemExit) as error:
-        text = str(error) if isinstance(error, MissingPackageError) else describe_exception(error)
-        raise UserCodeError(
-            f"{what} raised {text}",
-            traceback_lines=user_traceback_lines(error),
-            where=user_location(error) or where,
-        ) from error
+        raise _raised(error, describe_exception(error), what, where) from error
+
+
+def _raised(error: BaseException, text: str, what: str, where: str) -> UserCodeError:
+    return UserCodeError(
+        f"{what} raised {text}",
+        traceback_lines=user_traceback_lines(error),
+        where=user_location(error) or where,
+    )

@@ -112,6 +112,21 @@ def inputs_from_signature(module: nn.Module, *, batch: int, seq: int, where: str
     return Inputs((), kwargs)
 
 
+def cast_inputs(inputs: Inputs, dtype: torch.dtype) -> Inputs:
+    """With the floating tensors cast to ``dtype``, as the parameters are."""
+
+    def cast(value: Any) -> Any:
+        if isinstance(value, Tensor):
+            return value.to(dtype) if value.is_floating_point() else value
+        if type(value) in (tuple, list):
+            return type(value)(cast(item) for item in value)
+        if isinstance(value, dict):
+            return {key: cast(item) for key, item in value.items()}
+        return value
+
+    return Inputs(cast(inputs.args), cast(inputs.kwargs))
+
+
 def ignore_labels(inputs: Inputs, *, num_shards: int) -> None:
     """Set labels to -100, in place: the last shard of the sequence in every row, and in
     the first row a stretch around each border of two shards.

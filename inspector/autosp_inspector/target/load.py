@@ -10,7 +10,6 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch._subclasses.fake_tensor import DataDependentOutputException
 
 from autosp_inspector.target.cuda import cuda_on_cpu
 from autosp_inspector.target.dtypes import torch_dtype
@@ -27,6 +26,7 @@ from autosp_inspector.target.fake_build import (
 from autosp_inspector.target.huggingface import build_from_config
 from autosp_inspector.target.inputs import (
     Inputs,
+    cast_inputs,
     choose_sequence,
     ignore_labels,
     inputs_from_signature,
@@ -63,6 +63,8 @@ def load_target(recipe: TargetRecipe) -> LoadedTarget:
         seq = choose_sequence(built.module, recipe.seq, where=source.description)
         with fake_build(fake_mode):
             inputs = source.inputs(built, batch=recipe.batch, seq=seq)
+            if recipe.dtype is not None:
+                inputs = cast_inputs(inputs, torch_dtype(recipe.dtype))
     return LoadedTarget(
         module=built.module,
         args=fake_inputs(inputs.args, fake_mode),
@@ -104,7 +106,7 @@ def build_real(
         cast_floating(built.module, torch_dtype(dtype), None)
         seq = choose_sequence(built.module, seq, where=source.description)
         torch.manual_seed(seed + 1)
-        inputs = source.inputs(built, batch=batch, seq=seq)
+        inputs = cast_inputs(source.inputs(built, batch=batch, seq=seq), torch_dtype(dtype))
         if ignored_shards:
             ignore_labels(inputs, num_shards=ignored_shards)
     return RealTarget(
@@ -138,21 +140,6 @@ def user_environment(loaded: LoadedTarget) -> Iterator[None]:
         if not isinstance(target, HuggingFaceConfig):
             stack.enter_context(importable_folder(source_folder(target)))
         yield
-
-
-def run_forward(loaded: LoadedTarget) -> None:
-    """Run the model once on its fake inputs, for the error it gives.
-
-    Raises:
-        UserCodeError: the forward raised. Reading a tensor's value does not count: there
-            is none.
-    """
-
-    def forward() -> None:
-        with contextlib.suppress(DataDependentOutputException), loaded.fake_mode:
-            loaded.module(*loaded.args, **loaded.kwargs)
-
-    _run(forward, what="the model's forward", where=loaded.description)
 
 
 class _Source:

@@ -23,6 +23,11 @@ from autosp_inspector.target.user_traceback import (
 )
 
 
+_RELATIVE_IMPORT_HINT = (
+    "The file lies in no package: import without the dot, or put an __init__.py beside it"
+)
+
+
 class _TargetLoader(SourceFileLoader):
     """Loads a source file as if written for the CPU, and writes no bytecode next to it."""
 
@@ -115,7 +120,7 @@ def import_source(target: PythonFile | PythonModule) -> ModuleType:
             stand_ins.append(root)
         except SyntaxError as error:
             raise TargetError(
-                f"is not valid Python: {error.msg}", where=f"{error.filename}:{error.lineno}"
+                f"is not valid Python: {error.msg}", where=_syntax_location(error, target)
             ) from error
         except OSError as error:
             if isinstance(target, PythonFile) and error.filename == str(target.path.resolve()):
@@ -170,6 +175,13 @@ def _execute_file(path: Path) -> ModuleType:
     return module
 
 
+def _syntax_location(error: SyntaxError, target: PythonFile | PythonModule) -> str:
+    """``file:line``; a file with null bytes has an error without a place."""
+    if error.filename is None:
+        return target.text
+    return f"{_short(error.filename)}:{error.lineno}" if error.lineno else _short(error.filename)
+
+
 def _missing_module(target: PythonFile | PythonModule, error: ModuleNotFoundError) -> TargetError:
     package = (error.name or "a module").partition(".")[0]
     return TargetError(
@@ -184,6 +196,7 @@ def _raised(target: PythonFile | PythonModule, error: BaseException) -> UserCode
         f"importing the file raised {describe_exception(error)}",
         traceback_lines=user_traceback_lines(error),
         where=_short(user_location(error)) or target.text,
+        hint=_RELATIVE_IMPORT_HINT if "no known parent package" in str(error) else "",
     )
 
 

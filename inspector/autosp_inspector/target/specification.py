@@ -66,18 +66,33 @@ def recognise(text: str) -> Target:
     """
     if not text.strip():
         raise TargetError("the target is empty", hint="Give a model file or a trace")
-    location, factory = _split_factory(text)
-    path = Path(location)
     try:
+        location, factory = _split_factory(text)
+        path = Path(location)
         if path.is_dir():
             return _recognise_folder(path, factory, text)
         if path.exists():
             return _recognise_file(path, factory, text)
+        is_link = path.is_symlink()
     except OSError as error:
-        raise TargetError(f"cannot be read: {error.strerror}", where=location) from error
+        raise TargetError(
+            f"cannot be read: {error.strerror}", where=_abbreviated(text)
+        ) from error
+    if is_link:
+        raise TargetError(f"is a link to {path.readlink()}, which does not exist", where=location)
     if _looks_like_path(location):
         raise TargetError("no such file", where=location, hint=_similar_files(path))
     return _recognise_module(location, factory, text)
+
+
+_MAX_SHOWN_CHARACTERS = 200
+
+
+def _abbreviated(text: str) -> str:
+    """A name too long for the file system is too long for one line as well."""
+    if len(text) <= _MAX_SHOWN_CHARACTERS:
+        return text
+    return f"{text[:_MAX_SHOWN_CHARACTERS]}..."
 
 
 def _split_factory(text: str) -> tuple[str, str | None]:

@@ -1,0 +1,80 @@
+"""What a compilation reports to the user."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import torch
+
+from autosp.dry_run import dry_run
+from autosp.hardware import find_device
+from tests.support.dry_runs import request_for
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+class OneLayer(torch.nn.Module):
+    """Embedding, attention over ``heads`` with a mask or without, projection, loss."""
+
+    def __init__(self, *, window: int | None = None, checkpointed: bool = False) -> None:
+        super().__init__()
+        self.window = window
+        self.checkpointed = checkpointed
+        self.table = torch.nn.Embedding(16, 32)
+        self.out = torch.nn.Linear(32, 16)
+
+    def attend(self, x: torch.Tensor) -> torch.Tensor:
+        batch, length, width = x.shape
+        heads = x.view(batch, length, 4, width // 4).transpose(1, 2)
+        mask = None
+        if self.window is not None:
+            rows = torch.arange(length)[:, None]
+            columns = torch.arange(length)[None, :]
+            mask = (columns <= rows) & (rows - columns < self.window)
+        mixed = torch.nn.functional.scaled_dot_product_attention(
+            heads, heads, heads, attn_mask=mask, is_causal=mask is None
+        )
+        return mixed.transpose(1, 2).reshape(batch, length, width)
+
+    def forward(self, input_ids: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        x = self.table(input_ids)
+        if self.checkpointed:
+            x = torch.utils.checkpoint.checkpoint(self.attend, x, use_reentrant=False)
+        else:
+            x = self.attend(x)
+        return torch.nn.functional.cross_entropy(self.out(x).flatten(0, 1), labels.flatten())
+
+
+def codes(module: torch.nn.Module, **options: object) -> dict[str, str]:
+    result = dry_run(request_for(lambda: module, **{"sp": 2, "seq": 64, **options}))  # type: ignore[arg-type]
+    return {finding.code: finding.severity for finding in result.findings}
+
+
+def test_a_plain_causal_model_has_no_findings() -> None:
+    assert codes(OneLayer()) == {}
+
+
+def test_a_sliding_window_mask_stays_and_is_reported() -> None:
+    assert codes(OneLayer(window=8))["square-tensor"] == "warning"
+    assert codes(OneLayer(window=8), seq=16_384)["square-tensor"] == "error"
+
+
+def test_inlined_checkpoints_are_reported() -> None:
+    assert codes(OneLayer(checkpointed=True))["checkpoint-inlined"] == "warning"
+
+
+def test_a_step_that_exceeds_the_device_is_reported() -> None:
+    device = find_device("a100-80gb")
+    found = codes(OneLayer(), seq=64, batch=4_000_000, device=device)
+    assert found["does-not-fit"] == "error"
+
+
+def test_every_code_is_documented() -> None:
+    sources = [ROOT / "autosp/findings.py", ROOT / "autosp/sharding/propagate.py"]
+    text = "".join(source.read_text() for source in sources)
+    used = set(re.findall(r'code="([a-z-]+)"', text))
+    used |= set(re.findall(r'^ +"([a-z]+(?:-[a-z]+)+)",$', text, re.MULTILINE))
+    page = (ROOT / "docs/findings.md").read_text()
+    assert len(used) == 7
+    assert {code for code in used if f"`{code}`" not in page} == set()
