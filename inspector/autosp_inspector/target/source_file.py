@@ -22,7 +22,6 @@ from autosp_inspector.target.user_traceback import (
     user_traceback_lines,
 )
 
-
 _RELATIVE_IMPORT_HINT = (
     "The file lies in no package: import without the dot, or put an __init__.py beside it"
 )

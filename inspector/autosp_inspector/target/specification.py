@@ -75,9 +75,7 @@ def recognise(text: str) -> Target:
             return _recognise_file(path, factory, text)
         is_link = path.is_symlink()
     except OSError as error:
-        raise TargetError(
-            f"cannot be read: {error.strerror}", where=_abbreviated(text)
-        ) from error
+        raise TargetError(f"cannot be read: {error.strerror}", where=_abbreviated(text)) from error
     if is_link:
         raise TargetError(f"is a link to {path.readlink()}, which does not exist", where=location)
     if _looks_like_path(location):
