@@ -184,3 +184,88 @@ def test_a_graph_break_names_the_users_line(cli: CommandLine, tmp_path: Path) ->
 def test_heads_that_do_not_fit_say_which_degrees_do(cli: CommandLine) -> None:
     outcome = cli(GPT, "--arg", "tiny=true", "--seq", "60", "--sp", "3")
     assert_one_clear_line(outcome, "SP degree 3", "8 query heads", "1, 2, 4, 8")
+
+
+_LANGUAGE_MODEL = """
+    import torch
+    from torch import nn
+    from torch.nn import functional as F
+
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.embed = nn.Embedding(50, 8)
+            self.head = nn.Linear(8, 50)
+
+        def logits(self, input_ids):
+            x = self.embed(input_ids)
+            q = x.unflatten(-1, (4, 2)).transpose(1, 2)
+            y = F.scaled_dot_product_attention(q, q, q, is_causal=True)
+            return self.head(y.transpose(1, 2).flatten(2))
+"""
+
+
+@pytest.mark.parametrize(
+    ("forward", "parts"),
+    [
+        ("return self.logits(input_ids).argmax(-1)", ["no floating-point tensor", "Return"]),
+        ("self.logits(input_ids); return None", ["no floating-point tensor"]),
+        ("x = self.logits(input_ids).mean(); return x * x.item()", ["model.py:17", "(.item())"]),
+        (
+            "x = self.logits(input_ids).mean(); return x * 2 if x.item() > 3 else x",
+            ["model.py:17", "reads the value of a tensor"],
+        ),
+        ("return self.logits(input_ids)[input_ids > 3]", ["model.py:17", "depends on data"]),
+    ],
+)
+def test_forwards_that_cannot_be_compiled(
+    cli: CommandLine, tmp_path: Path, forward: str, parts: list[str]
+) -> None:
+    file = write_model(
+        tmp_path,
+        _LANGUAGE_MODEL,
+        f"""
+    def forward(self, input_ids):
+        {forward}
+
+    Net.forward = forward
+    """,
+        "def build(): return Net()",
+    )
+    assert_one_clear_line(cli("summary", file, "--seq", "32"), *parts)
+
+
+def test_files_that_are_no_text_and_names_that_cannot_be(cli: CommandLine, tmp_path: Path) -> None:
+    binary = tmp_path / "model.py"
+    binary.write_bytes(b"x = 1\0")
+    assert_one_clear_line(cli(binary), "model.py: is not valid Python", "null bytes")
+    assert_one_clear_line(cli("x" * 5000), "cannot be read: File name too long")
+    link = tmp_path / "link.py"
+    link.symlink_to("nowhere.py")
+    assert_one_clear_line(cli(link), "is a link to nowhere.py, which does not exist")
+
+
+def test_factories_that_wrap_the_model(cli: CommandLine, tmp_path: Path) -> None:
+    file = write_model(
+        tmp_path,
+        TINY_MODEL,
+        """
+        def build(): return nn.DataParallel(Net())
+        async def later(): return Net()
+        """,
+    )
+    assert_one_clear_line(cli(file), "wrapped in DataParallel", "--dp")
+    assert_one_clear_line(cli(f"{file}:later"), "a value of type coroutine")
+
+
+def test_a_relative_import_without_a_package(cli: CommandLine, tmp_path: Path) -> None:
+    outcome = cli(write_model(tmp_path, "from .parts import Net"))
+    assert outcome.status == 2
+    assert "put an __init__.py beside it" in outcome.err.splitlines()[-1]
+
+
+def test_a_stdout_that_is_full_or_closed(
+    cli: CommandLine, synthetic: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.stdout", None)
+    assert_one_clear_line(cli("summary", synthetic), "cannot write to stdout: it is closed")

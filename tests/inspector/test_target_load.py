@@ -403,6 +403,26 @@ def test_a_builder_can_be_sent_to_another_process() -> None:
     assert next(built.module.parameters()).dtype == torch.float64
 
 
+def test_floating_inputs_are_cast_as_the_parameters_are(tmp_path: Path) -> None:
+    file = write_model(
+        tmp_path,
+        """
+        import torch
+        def build(): return torch.nn.Linear(3, 3)
+        def example_inputs(batch, seq): return {"input": torch.ones(batch, seq, 3)}
+        """,
+    )
+    recipe = TargetRecipe(recognise(str(file)), dtype="bfloat16", seq=5)
+    assert load_target(recipe).kwargs["input"].dtype == torch.bfloat16
+    real = build_real(recipe, seed=0, dtype="float64", batch=1, seq=5)
+    assert real.kwargs["input"].dtype == torch.float64
+
+
+def test_a_compiled_model_is_unwrapped(tmp_path: Path) -> None:
+    file = write_model(tmp_path, TINY_MODEL, "def build(): return torch.compile(Net())")
+    assert type(load(file).module).__name__ == "Net"
+
+
 def test_labels_can_be_ignored_across_borders_and_in_a_whole_shard() -> None:
     recipe = TargetRecipe(recognise(str(SAMPLES / "gpt.py")))
     builder = RealBuilder(recipe, seed=0, dtype="float64", batch=2, seq=10, ignored_shards=2)

@@ -6,7 +6,6 @@ interrupted, 141 the reader of a pipe went away.
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Sequence
 
@@ -16,7 +15,7 @@ from autosp import __version__
 from autosp.errors import AutoSPError
 from autosp_inspector.cli.command_table import all_commands
 from autosp_inspector.cli.group import InspectGroup, context_settings
-from autosp_inspector.cli.output_options import PipeClosed
+from autosp_inspector.cli.output_options import PipeClosed, forget_stdout
 from autosp_inspector.cli.talk import say_error, say_lines
 from autosp_inspector.target.errors import UserCodeError
 
@@ -70,7 +69,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             prog_name=PROGRAM,
             standalone_mode=False,
         )
-        sys.stdout.flush()
+        if sys.stdout is not None:  # None: closed before Python began
+            sys.stdout.flush()
         return status if isinstance(status, int) else 0
     except click.exceptions.NoArgsIsHelpError as error:
         click.echo(error.format_message(), err=True)
@@ -89,7 +89,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         say_error("interrupted")
         return EXIT_INTERRUPTED
     except (PipeClosed, BrokenPipeError):
-        _forget_stdout()
+        forget_stdout()
         return EXIT_BROKEN_PIPE
     except Exception:
         sys.excepthook(*sys.exc_info())
@@ -103,11 +103,6 @@ def _usage_message(error: click.ClickException) -> str:
     if ctx is None:
         return message
     return f"{message} See: {ctx.command_path.replace(' inspect', '')} --help"
-
-
-def _forget_stdout() -> None:
-    """Python flushes stdout at its end, which would fail once more."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 if __name__ == "__main__":

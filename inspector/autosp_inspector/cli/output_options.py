@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import sys
 
 import click
 from rich.console import Console
 
+from autosp.errors import AutoSPError
 from autosp_inspector.report.csv_format import render_csv
 from autosp_inspector.report.json_format import render_json
 from autosp_inspector.report.markdown_format import render_markdown
@@ -48,11 +50,24 @@ def print_report(report: Report, chosen_format: str | None) -> None:
 
     Raises:
         PipeClosed: nobody reads it any more.
+        AutoSPError: it is closed, or its disk is full.
     """
+    if sys.stdout is None:  # closed before Python began
+        raise AutoSPError("cannot write to stdout: it is closed", hint="Redirect it to a file")
     try:
         _print(report, chosen_format)
     except BrokenPipeError as error:
         raise PipeClosed from error
+    except OSError as error:
+        forget_stdout()
+        raise AutoSPError(
+            f"cannot write to stdout ({error.strerror})", hint="Choose another place"
+        ) from error
+
+
+def forget_stdout() -> None:
+    """Drop what is not yet written: Python flushes stdout at its end, which would fail again."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _print(report: Report, chosen_format: str | None) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import contextlib
+import os
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from autosp_inspector.target.arguments import split_argument
@@ -40,6 +42,7 @@ def run_verification(
     progress("load torch and the model")
     # Only here: torch takes seconds to import.
     from autosp.verification import VerifyRequest, verify
+    from autosp_inspector.target.try_forward import quiet_torch
 
     builder = real_builder(target, values)
     request = VerifyRequest(
@@ -51,5 +54,22 @@ def run_verification(
         partitioner=values["partitioner"],
         steps=values["steps"],
     )
-    builder()  # what is wrong with the model is said here, by one process
-    return verify(request, progress=progress).as_dict()
+    with quiet_torch():
+        builder()  # what is wrong with the model is said here, by one process
+    with _silent_resource_tracker():
+        return verify(request, progress=progress).as_dict()
+
+
+@contextlib.contextmanager
+def _silent_resource_tracker() -> Iterator[None]:
+    """Python's tracker warns on stderr of what an ended process left; it also removes it."""
+    name, rule = "PYTHONWARNINGS", "ignore::UserWarning:multiprocessing.resource_tracker"
+    saved = os.environ.get(name)
+    os.environ[name] = f"{saved},{rule}" if saved else rule
+    try:
+        yield
+    finally:
+        if saved is None:
+            del os.environ[name]
+        else:
+            os.environ[name] = saved
