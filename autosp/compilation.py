@@ -18,10 +18,10 @@ from torch.fx import GraphModule, Node
 from torch.fx._lazy_graph_module import _use_lazy_graph_module
 from torch.utils._pytree import tree_leaves
 
-from autosp.capture import CapturedProgram, capture
+from autosp.capture import CapturedProgram, GraphInput, capture
 from autosp.cost.step import CompiledStep
 from autosp.events import GraphSnapshot
-from autosp.graph import output_node, tensor_of
+from autosp.graph import is_view, output_node, tensor_of
 from autosp.inner import InnerCompiler
 from autosp.outputs import OutputPlan, plan_outputs
 from autosp.passes import PROGRAM_PASSES
@@ -224,14 +224,20 @@ def _name_inputs(compilation: RankCompilation) -> None:
     program_inputs = compilation.sharded.program.graph.find_nodes(op="placeholder")
     backward_inputs = {n.name: n for n in graphs.backward.graph.find_nodes(op="placeholder")}
     forward_inputs = graphs.forward.graph.find_nodes(op="placeholder")
-    if len(forward_inputs) != len(program_inputs):
-        return  # torch added inputs of its own: keep its names
+    forward_inputs = forward_inputs[len(_lifted_constants(compilation)) :]
     for given, node in zip(program_inputs, forward_inputs, strict=True):
         twin = backward_inputs.get(node.name)
         for renamed in (node,) if twin is None else (node, twin):
             renamed._rename(given.name)
             renamed.target = renamed.name
             renamed.meta["autosp_input"] = given.meta.get("autosp_input")
+
+
+def _lifted_constants(compilation: RankCompilation) -> list[Node]:
+    """Constants of the program, which AOTAutograd makes inputs before the others."""
+    assert compilation.graphs.forward is not None
+    placeholders = compilation.graphs.forward.graph.find_nodes(op="placeholder")
+    return placeholders[: len(placeholders) - len(compilation.captured.inputs)]
 
 
 def _record_partition(compilation: RankCompilation, index: int) -> None:
@@ -266,12 +272,12 @@ def saved_tensors(forward: GraphModule, num_outputs: int) -> list[Node]:
 
 
 def recomputed_nodes(forward: GraphModule, backward: GraphModule) -> frozenset[str]:
-    """Nodes of the backward that repeat one of the forward (same name, computed again)."""
+    """Nodes of the backward that compute again what the forward did (same name; views are free)."""
     computed = {node.name for node in forward.graph.nodes if node.op == "call_function"}
     return frozenset(
         node.name
         for node in backward.graph.nodes
-        if node.op == "call_function" and node.name in computed
+        if node.op == "call_function" and node.name in computed and not is_view(node)
     )
 
 
@@ -282,8 +288,10 @@ def _num_bytes(node: Node) -> int:
 
 def compiled_step(compilation: RankCompilation) -> CompiledStep:
     """The step as the estimates read it."""
-    graphs, inputs = compilation.graphs, compilation.captured.inputs
+    graphs = compilation.graphs
     assert graphs.forward is not None, "derive_graphs has not run"
+    lifted = (GraphInput(n.name, "buffer", False) for n in _lifted_constants(compilation))
+    inputs = (*lifted, *compilation.captured.inputs)
     return CompiledStep(
         forward=graphs.forward,
         backward=graphs.backward,

@@ -7,6 +7,7 @@ code                        severity  meaning
 ``square-tensor``           error     a tensor with two dims of at least the sequence
                                       length, at 16k tokens or more (warning below)
 ``unclassified-collective`` warning   a communication operator that is not understood
+``nothing-to-train``        error     no parameter needs a gradient: there is no backward
 ``gathered-operator``       warning   an operator ran replicated for want of a rule
 ``replicated-sequence``     info      large tensors of the whole sequence are on every rank
 ``checkpoint-inlined``      warning   torch.utils.checkpoint regions are not kept as such
@@ -16,11 +17,12 @@ code                        severity  meaning
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 
 import torch
 from torch.fx import GraphModule, Node
 
+from autosp.capture import GraphInput
 from autosp.compilation import RankCompilation
 from autosp.errors import ShardingError
 from autosp.estimate import StepEstimate
@@ -37,7 +39,10 @@ from autosp.records import dtype_name, tag_of
 from autosp.sharding.seeds import attention_sites, find_seeds
 
 LONG_SEQUENCE = 16_384
-"""From this length on an S x S tensor is an error: 512 MiB of booleans and more."""
+"""From this length on an S x S tensor is an error: 256 MiB of booleans and more."""
+
+SHORT_SEQUENCE = 1024
+"""Below this length an S x S tensor is too small to be worth a word."""
 
 LARGE_BYTES = 64 * 2**20
 """Replicated activations below this are not worth a word."""
@@ -53,6 +58,8 @@ def check_compilation(
     yield from _square_tensors(compilation)
     yield from _unclassified(compilation)
     yield from _inlined_checkpoints(compilation)
+    if compilation.graphs.backward is None:
+        yield _nothing_to_train()
     if estimate is not None and estimate.summary.fits is False:
         yield _does_not_fit(estimate)
 
@@ -108,8 +115,9 @@ def _attention_without_collectives(compilation: RankCompilation) -> Iterator[Fin
 
 def _square_tensors(compilation: RankCompilation) -> Iterator[Finding]:
     length = sequence_length(compilation)
-    if length < 2:
+    if length < SHORT_SEQUENCE:
         return
+    weights = _weight_shapes(compilation)
     seen: set[str] = set()
     for graph in _derived_graphs(compilation):
         for node in graph.graph.nodes:
@@ -118,10 +126,39 @@ def _square_tensors(compilation: RankCompilation) -> Iterator[Finding]:
                 continue
             if node.op == "placeholder":
                 continue  # weights; what was saved is seen where it is made
+            if _is_weight(compilation, node, tensor, weights):
+                continue
             finding = _square(compilation, node, tensor, length)
             if finding.node not in seen:
                 seen.add(finding.node)
                 yield finding
+
+
+def _weight_shapes(compilation: RankCompilation) -> dict[str, frozenset[int]]:
+    """User nodes that are computed from parameters alone -> the sizes of their tensor."""
+    sizes: dict[str, frozenset[int]] = {}
+    for node in compilation.captured.program.graph.nodes:
+        tensor, sources = tensor_of(node), node.all_input_nodes
+        given = node.meta.get("autosp_input")
+        is_parameter = isinstance(given, GraphInput) and given.kind != "input"
+        derived = bool(sources) and all(source.name in sizes for source in sources)
+        if tensor is not None and (is_parameter or derived):
+            sizes[node.name] = frozenset(tensor.shape)
+    return sizes
+
+
+def _is_weight(
+    compilation: RankCompilation,
+    node: Node,
+    tensor: torch.Tensor,
+    weights: Mapping[str, frozenset[int]],
+) -> bool:
+    """A weight, its transpose or its gradient: wide models have long dims too."""
+    tag = tag_of(node, compilation.view)
+    if tag is None or tensor.dim() != 2:
+        return False
+    names = (tag.origin, *compilation.view.inputs.get(tag.origin, ()))
+    return frozenset(tensor.shape) in [weights[name] for name in names if name in weights]
 
 
 def _square(compilation: RankCompilation, node: Node, tensor: torch.Tensor, length: int) -> Finding:
@@ -195,6 +232,15 @@ def _num_bytes(tensor: torch.Tensor) -> int:
     return int(tensor.numel()) * tensor.element_size()
 
 
+def _nothing_to_train() -> Finding:
+    return Finding(
+        code="nothing-to-train",
+        severity="error",
+        message="the loss depends on no parameter that needs a gradient: there is no backward",
+        hint="Look for torch.no_grad() or requires_grad_(False) around the whole model",
+    )
+
+
 def _inlined_checkpoints(compilation: RankCompilation) -> Iterator[Finding]:
     count = compilation.captured.num_checkpoints
     if count:
@@ -211,6 +257,9 @@ def _inlined_checkpoints(compilation: RankCompilation) -> Iterator[Finding]:
 def _does_not_fit(estimate: StepEstimate) -> Finding:
     summary = estimate.summary
     capacity = summary.capacity_bytes or 0
+    parts = summary.peak_categories
+    states = sum(parts.get(name, 0) for name in ("parameters", "gradients", "optimizer"))
+    tokens = summary.peak_live_bytes - states
     return Finding(
         code="does-not-fit",
         severity="error",
@@ -219,5 +268,7 @@ def _does_not_fit(estimate: StepEstimate) -> Finding:
         node=summary.peak_node,
         module=summary.peak_module,
         source=summary.peak_source,
-        hint="Raise --sp, shard model states with --zero, or shorten --seq",
+        hint=f"{tokens / 2**30:.1f} GiB of it grow with the tokens of a rank (raise --sp, "
+        f"shorten --seq); {states / 2**30:.1f} GiB are model states (shard them with --zero "
+        "up to 3)",
     )

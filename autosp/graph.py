@@ -109,6 +109,16 @@ def is_wait(node: Node) -> bool:
     return is_operator(node, functional.wait_tensor.default)
 
 
+def is_view(node: Node) -> bool:
+    """An operator that moves no data: its result shares its input's storage."""
+    target = node.target
+    if target is torch.ops.aten._unsafe_view.default:  # its schema does not say so
+        return True
+    if not isinstance(target, torch._ops.OpOverload):
+        return False
+    return any(result.alias_info is not None for result in target._schema.returns)
+
+
 def is_mutation(node: Node) -> bool:
     """An operator that writes to one of its inputs."""
     return isinstance(node.target, torch._ops.OpOverload) and node.target._schema.is_mutable

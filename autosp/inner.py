@@ -75,6 +75,7 @@ class Inductor:
         from torch._inductor.compile_fx import compile_fx_inner
         from torch._inductor.virtualized import V
 
+        _rename_inputs(module)
         with V.set_fake_mode(torch._guards.detect_fake_mode(inputs)):
             compiled: Compiled = compile_fx_inner(module, inputs, is_backward=is_backward)
         return compiled
@@ -98,6 +99,13 @@ class DryRun:
     def compile_backward(self, module: GraphModule, inputs: Sequence[Any]) -> Compiled:
         del inputs
         return _not_runnable(module)
+
+
+def _rename_inputs(module: GraphModule) -> None:
+    """Inductor writes input names into its code, where a user's ``args`` or ``buf0`` collide."""
+    for index, node in enumerate(module.graph.find_nodes(op="placeholder")):
+        node._rename(f"graph_input_{index}")
+        node.target = node.name
 
 
 def boxed(module: GraphModule) -> Compiled:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from math import prod
 
 import torch
 from torch.fx import GraphModule, Node
@@ -28,8 +29,10 @@ from autosp.graph import (
     source_location,
     tensor_of,
 )
-from autosp.placement import Placement, Shard, local_shape
+from autosp.placement import Placement, Replicate, Shard, local_shape
+from autosp.sharding.operation import NoRule
 from autosp.sharding.propagate import LocalValue
+from autosp.sharding.views import reshaped_cut
 
 _SWAPPED: dict[NodeRole, NodeRole] = {"pack": "unpack", "unpack": "pack"}
 """The derivative of a pack is an unpack, and the other way round."""
@@ -45,6 +48,8 @@ class ProgramView:
     """User node -> placement and global shape of its value."""
     locations: Mapping[str, tuple[str, str, SourceLocation | None]]
     """User node -> module path, module class, source."""
+    inputs: Mapping[str, tuple[str, ...]]
+    """User node -> the user nodes it reads."""
     num_ranks: int
 
     @staticmethod
@@ -57,13 +62,16 @@ class ProgramView:
         tags = {n.name: tag for n in rank_program.graph.nodes if (tag := local_tag(n))}
         placed = {name: (v.placement, v.shape) for name, v in values.items()}
         locations = {n.name: _location(n) for n in user_program.graph.nodes}
-        return ProgramView(tags, placed, locations, num_ranks)
+        inputs = {
+            n.name: tuple(i.name for i in n.all_input_nodes) for n in user_program.graph.nodes
+        }
+        return ProgramView(tags, placed, locations, inputs, num_ranks)
 
     def is_sharded(self, node: Node) -> bool:
         """Whether a node of a derived graph works on this rank's part of the sequence."""
         tag = tag_of(node, self)
         placed = self.placed.get(tag.origin) if tag else None
-        return placed is not None and isinstance(placed[0], Shard)
+        return placed is not None and not isinstance(placed[0], Replicate)
 
 
 def _location(node: Node) -> tuple[str, str, SourceLocation | None]:
@@ -218,14 +226,48 @@ def _derived_node(
 def _inherited_placement(
     tensor: torch.Tensor | None, origin: str, view: ProgramView
 ) -> tuple[str | None, tuple[int, ...] | None]:
-    """A derived node of the shape of its origin's local value lies as that value does."""
-    placed = view.placed.get(origin)
-    if tensor is None or placed is None:
+    """A derived node lies as its origin's value, or an input of it, does.
+
+    The local shape must be that value's, or a reshape of it that keeps the blocks together
+    (matrix products flatten ``[B, S, D]`` to ``[B*S, D]``).
+    """
+    if tensor is None:
         return None, None
-    placement, shape = placed
-    if local_shape(shape, placement, view.num_ranks) != tuple(tensor.shape):
-        return None, None
-    return str(placement), shape
+    sizes = tuple(int(size) for size in tensor.shape)
+    for name in (origin, *view.inputs.get(origin, ())):
+        placed = view.placed.get(name)
+        if placed is None:
+            continue
+        placement, shape = placed
+        if local_shape(shape, placement, view.num_ranks) == sizes:
+            return str(placement), shape
+        reshaped = _reshaped_placement(sizes, placement, shape, view.num_ranks)
+        if reshaped is not None:
+            return str(reshaped[0]), reshaped[1]
+    return None, None
+
+
+def _reshaped_placement(
+    sizes: tuple[int, ...], placement: Placement, shape: tuple[int, ...], num_ranks: int
+) -> tuple[Shard, tuple[int, ...]] | None:
+    """The cut of a tensor of ``shape`` seen in a reshape whose local sizes are ``sizes``."""
+    if not isinstance(placement, Shard):
+        return None
+    local = local_shape(shape, placement, num_ranks)
+    if prod(local) != prod(sizes):
+        return None
+    whole, rows = shape[placement.dim], local[placement.dim]
+    for dim, size in enumerate(sizes):
+        if size * whole % rows:
+            continue
+        candidate = (*sizes[:dim], size * whole // rows, *sizes[dim + 1 :])
+        try:
+            cut = reshaped_cut(shape, candidate, placement, num_ranks)
+        except NoRule:
+            continue
+        if local_shape(candidate, cut, num_ranks) == sizes:
+            return cut, candidate
+    return None
 
 
 def _derived_role(node: Node, tag: LocalTag | None, phase: Phase) -> NodeRole:

@@ -45,10 +45,10 @@ def reduction(op: Operation) -> Value:
     with op.builder.role("loss", "padding rows are left out of the reduction"):
         rows = _valid_rows(op, source, cut)
     dtype = op.kwargs.get("dtype")
-    local = op.emit(aten.sum.dim_IntList, rows, sorted(dims), keep, dtype=dtype)
     if is_mean:
-        count = prod(source.shape[d] for d in dims)
-        local = op.emit(aten.div.Scalar, local, count)
+        local = _share_of_mean(op, rows, dims, keep, prod(source.shape[d] for d in dims))
+    else:
+        local = op.emit(aten.sum.dim_IntList, rows, sorted(dims), keep, dtype=dtype)
     op.decide(
         "applied",
         "reduction",
@@ -95,6 +95,14 @@ def _reduced_dims(op: Operation, source: Value) -> tuple[set[int], bool]:
     chosen = [chosen] if isinstance(chosen, int) else list(chosen) or list(range(num_dims))
     keep = bool(op.argument(2, "keepdim", False))
     return {normalise_dim(d, num_dims) for d in chosen}, keep
+
+
+def _share_of_mean(op: Operation, rows: Node, dims: set[int], keep: bool, count: int) -> Node:
+    """The rows' sum over the global ``count``, in float32 at least: float16 would overflow."""
+    wide = torch.promote_types(op.output.dtype, torch.float32)
+    total = op.emit(aten.sum.dim_IntList, rows, sorted(dims), keep, dtype=wide)
+    share = op.emit(aten.div.Scalar, total, count)
+    return share if wide == op.output.dtype else op.emit(aten.to.dtype, share, op.output.dtype)
 
 
 def _valid_rows(op: Operation, source: Value, cut: Shard) -> Node:

@@ -92,6 +92,14 @@ def _aligned(op: Operation) -> Value:
     return op.result(aligned.same(), cut.on_dim(dim))
 
 
+def type_as(op: Operation) -> Value:
+    """A cast: of the second operand only the dtype counts, not how it is placed."""
+    source: Value = op.args[0]
+    if isinstance(source.placement, Partial):
+        source = op.replicate(source, "a cast may round: the sum comes first")
+    return op.result(op.emit(aten.to.dtype, source, op.output.dtype), source.placement)
+
+
 def _replace(op: Operation, change: Any) -> Operation:
     args, kwargs = map_aggregate(
         (op.args, op.kwargs), lambda a: change(a) if isinstance(a, Value) else a
@@ -99,10 +107,9 @@ def _replace(op: Operation, change: Any) -> Operation:
     return Operation(op.node, args, kwargs, op.builder, op._redistribute, op._decide)
 
 
-RULES: RuleTable = dict.fromkeys(
+RULES: RuleTable = {aten.type_as.default: type_as} | dict.fromkeys(
     (
         *CASTS,
-        aten.type_as.default,
         aten.contiguous.default,
         aten.alias.default,
         aten.detach.default,

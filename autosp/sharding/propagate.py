@@ -77,7 +77,7 @@ class _Walk:
             self._graph, context.mesh, context.group_name, context.padding_fill
         )
         self._values: dict[Node, Any] = {}
-        self._moved: dict[tuple[Node, Placement, int | None], Value] = {}
+        self._moved: dict[tuple[Node, Placement, Placement, int | None], Value] = {}
         self._fallbacks: Counter[str] = Counter()
         # One rank holds everything: no seeds, so that every value stays whole.
         seeds = find_seeds(program.graph) if context.mesh.sp > 1 else ()
@@ -248,7 +248,8 @@ class _Walk:
     ) -> Value:
         if value.placement == placement:
             return value
-        key = (value.node, placement, fill)
+        # A slice that only drops a tail shares the node and differs in its placement alone.
+        key = (value.node, value.placement, placement, fill)
         if key not in self._moved:
             moved = redistribute(self._builder, value, placement, reason=reason, fill=fill)
             self._moved[key] = moved

@@ -56,8 +56,37 @@ def test_a_plain_causal_model_has_no_findings() -> None:
 
 
 def test_a_sliding_window_mask_stays_and_is_reported() -> None:
-    assert codes(OneLayer(window=8))["square-tensor"] == "warning"
+    assert codes(OneLayer(window=8)) == {}
+    assert codes(OneLayer(window=8), seq=1024)["square-tensor"] == "warning"
     assert codes(OneLayer(window=8), seq=16_384)["square-tensor"] == "error"
+
+
+def test_weights_as_wide_as_the_sequence_is_long_are_not_square_tensors() -> None:
+    class Wide(OneLayer):
+        def __init__(self) -> None:
+            super().__init__()
+            self.up = torch.nn.Linear(32, 1024)
+            self.across = torch.nn.Linear(1024, 1024)
+            self.out = torch.nn.Linear(1024, 16)
+
+        def attend(self, x: torch.Tensor) -> torch.Tensor:
+            return self.across(self.up(super().attend(x)))
+
+    assert codes(Wide(), seq=1024) == {}
+
+
+def test_a_frozen_model_has_nothing_to_train() -> None:
+    assert codes(OneLayer().requires_grad_(False))["nothing-to-train"] == "error"
+
+
+def test_constants_of_the_program_are_inputs_of_the_step() -> None:
+    class Writes(OneLayer):
+        def attend(self, x: torch.Tensor) -> torch.Tensor:
+            mixed = super().attend(x)
+            mixed[:, 0] = 0.0
+            return mixed
+
+    assert codes(Writes()).keys() <= {"gathered-operator"}
 
 
 def test_inlined_checkpoints_are_reported() -> None:
@@ -76,5 +105,5 @@ def test_every_code_is_documented() -> None:
     used = set(re.findall(r'code="([a-z-]+)"', text))
     used |= set(re.findall(r'^ +"([a-z]+(?:-[a-z]+)+)",$', text, re.MULTILINE))
     page = (ROOT / "docs/findings.md").read_text()
-    assert len(used) == 7
+    assert len(used) == 8
     assert {code for code in used if f"`{code}`" not in page} == set()
