@@ -36,9 +36,11 @@ CASTS = frozenset({aten.to.dtype, aten.to.dtype_layout, aten.to.device, aten._to
 
 
 def is_pointwise(target: Any) -> bool:
-    """Whether the operator acts element by element (with broadcasting)."""
+    """Whether the operator acts element by element (with broadcasting) and returns one tensor."""
     return target in RULES or (
-        isinstance(target, torch._ops.OpOverload) and torch.Tag.pointwise in target.tags
+        isinstance(target, torch._ops.OpOverload)
+        and torch.Tag.pointwise in target.tags
+        and len(target._schema.returns) == 1
     )
 
 

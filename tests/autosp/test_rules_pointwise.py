@@ -121,3 +121,21 @@ def test_complex_rotary_positions():
         return torch.view_as_real(pairs * turned).flatten(-2).sin()
 
     assert_right(SmallModel(after=body), max_fallbacks=None)
+
+
+def test_a_cast_to_the_type_of_a_sharded_tensor_does_not_cut():
+    def body(model, x):
+        length, width = x.shape[1:]
+        rows = torch.linspace(0, 1, length, dtype=torch.float32).type_as(x)
+        columns = torch.linspace(0, 1, width, dtype=torch.float32).type_as(x)
+        return x * rows[:, None], x * columns, x.sum(1).type_as(rows).sin(), x.type_as(columns)
+
+    assert_right(SmallModel(after=body))
+
+
+def test_an_operator_with_two_results_takes_the_gather_path():
+    def body(model, x):
+        mantissa, _ = torch.frexp(x)
+        return mantissa.detach() * x
+
+    assert_right(SmallModel(after=body), max_fallbacks=1)

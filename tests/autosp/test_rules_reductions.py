@@ -99,3 +99,10 @@ def test_normalisation_over_the_sequence_gathers():
         return F.layer_norm(x, x.shape[1:]).sin(), F.group_norm(x.transpose(1, 2), 4).sin()
 
     assert_right(SmallModel(after=body), max_fallbacks=2)
+
+
+def test_a_mean_of_half_precision_over_a_long_sequence_does_not_overflow():
+    def body(model, x):
+        return (x.detach() * 0 + 60).mean((0, 1)) * x
+
+    assert_right(SmallModel(after=body, dtype=torch.float16), cases=((8, 256, 2),))

@@ -129,3 +129,10 @@ def test_flattened_rows_with_heads_inside():
         return inner.reshape(x.shape).mean(1), x.transpose(1, 2).contiguous().view(-1, x.shape[1])
 
     assert_right(SmallModel(after=body))
+
+
+def test_a_sequence_and_its_head_are_gathered_each_for_itself():
+    def body(model, x):
+        return x.amax(1).sin(), x[:, :-1].amax(1).sin(), x[:, :-2].amax(1).cos(), x.cumsum(1)
+
+    assert_right(SmallModel(after=body), max_fallbacks=4)

@@ -130,7 +130,7 @@ def layout_parameters() -> list[click.Parameter]:
             type=click.Choice(["min-cut", "default"]),
             default="min-cut",
             show_default=True,
-            help="How the joint graph is cut: save the fewest bytes and recompute, or save all.",
+            help="How the joint graph is cut: recompute what is cheap and save less, or save all.",
         ),
         click.Option(
             ["--arg", "arguments"],

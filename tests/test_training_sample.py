@@ -1,0 +1,42 @@
+"""The training sample is an ordinary script that trains as one process would."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import torch
+
+from samples import llama
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+def one_process(steps: int, seq: int) -> list[float]:
+    torch.manual_seed(0)
+    model = llama.build(tiny=True)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    losses = []
+    for _ in range(steps):
+        tokens = torch.randint(0, 128, (2, seq))
+        loss = model(tokens, labels=tokens)
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(loss.item())
+    return losses
+
+
+def test_two_ranks_train_like_one_process() -> None:
+    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    script = [str(ROOT / "samples/train_torch.py"), "--steps", "3", "--seq", "63"]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    result = subprocess.run(
+        [*launch, *script], capture_output=True, text=True, timeout=300, env=environment
+    )
+    assert result.returncode == 0, result.stderr[-2000:]
+    losses = [float(text) for text in re.findall(r"step \d+: loss ([\d.]+)", result.stdout)]
+    torch.testing.assert_close(losses, one_process(3, 63), rtol=1e-4, atol=1e-4)
