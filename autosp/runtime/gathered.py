@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 from torch.utils._pytree import tree_map
 
-from autosp.errors import AutoSPError
+from autosp.errors import AutoSPError, MutationError
 from autosp.placement import Shard
 
 
@@ -135,15 +135,13 @@ class GatheredOnUse(torch.Tensor):
         if func in _DESCRIPTIONS:
             describe = super().__torch_function__
             return describe(func, types, args, kwargs or {})  # type: ignore[no-untyped-call]
-        args, kwargs = tree_map(_whole, (args, kwargs or {}))
-        return func(*args, **kwargs)
+        return _on_whole(func, args, kwargs or {})
 
     @classmethod
     def __torch_dispatch__(  # type: ignore[override]
         cls, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
-        args, kwargs = tree_map(_whole, (args, kwargs or {}))
-        return func(*args, **kwargs)
+        return _on_whole(func, args, kwargs or {})
 
 
 _DESCRIPTIONS = frozenset(
@@ -161,5 +159,28 @@ _DESCRIPTIONS = frozenset(
 """What can be told without communication."""
 
 
-def _whole(argument: Any) -> Any:
-    return argument.full() if isinstance(argument, GatheredOnUse) else argument
+def _on_whole(func: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+    """Run an operator on the gathered tensors.
+
+    Raises:
+        MutationError: it wrote to one of them, which nobody would see: the next reader
+            gathers the blocks again.
+    """
+    gathered: list[tuple[torch.Tensor, int]] = []
+
+    def whole(argument: Any) -> Any:
+        if not isinstance(argument, GatheredOnUse):
+            return argument
+        full = argument.full()
+        if not full.is_inference():  # such tensors count no versions
+            gathered.append((full, full._version))
+        return full
+
+    args, kwargs = tree_map(whole, (args, kwargs))
+    result = func(*args, **kwargs)
+    if any(tensor._version != version for tensor, version in gathered):
+        raise MutationError(
+            "an output of the compiled model is written in place; a rank holds only a block of it",
+            hint="Compute a new tensor instead, or clone() the output first",
+        )
+    return result
