@@ -79,10 +79,6 @@ def local_origin(node: Node) -> str | None:
     return name if isinstance(name, str) else None
 
 
-def is_call(node: Node) -> bool:
-    return node.op == "call_function"
-
-
 def is_operator(node: Node, *operators: Any) -> bool:
     return node.op == "call_function" and node.target in operators
 
@@ -122,11 +118,6 @@ def is_view(node: Node) -> bool:
 def is_mutation(node: Node) -> bool:
     """An operator that writes to one of its inputs."""
     return isinstance(node.target, torch._ops.OpOverload) and node.target._schema.is_mutable
-
-
-def value_of(node: Node) -> Any:
-    """The fake value (tensor, list of tensors or number) of a node, or None."""
-    return node.meta.get("val")
 
 
 def tensor_of(node: Node) -> torch.Tensor | None:

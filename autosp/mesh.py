@@ -43,10 +43,6 @@ class Mesh:
         return self.rank % self.sp
 
     @property
-    def dp_rank(self) -> int:
-        return self.rank // self.sp
-
-    @property
     def axes(self) -> Mapping[str, int]:
         """Axis sizes, outermost first."""
         return {"dp": self.dp, "sp": self.sp}

@@ -2,6 +2,7 @@
 
 The wrapper answers questions about shape, dtype and device at once; any operator on it
 first gathers the blocks of the SP group (a collective: every rank must read it).
+Each use gathers again; writing to one in place is an error, for the next use would not see it.
 """
 
 from __future__ import annotations

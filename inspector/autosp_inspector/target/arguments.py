@@ -62,12 +62,6 @@ def accepts_parameter(factory: Callable[..., Any], name: str) -> bool:
     return name in _keyword_parameters(factory)
 
 
-def describe_parameters(factory: Callable[..., Any]) -> str:
-    """``width: int = 768, tiny: bool = False``, for messages."""
-    annotations = _annotations(factory)
-    return _listing(_keyword_parameters(factory), annotations)
-
-
 def _signature(factory: Callable[..., Any]) -> inspect.Signature:
     try:
         return inspect.signature(factory)
