@@ -47,12 +47,14 @@ class OutputPlan:
 def plan_outputs(sharded: ShardedProgram, context: PassContext) -> OutputPlan:
     """Decide how each output leaves; detaches logits beside a loss (changes the program)."""
     output = output_node(sharded.program.graph)
-    nodes = [leaf for leaf in tree_leaves(output.args[0]) if isinstance(leaf, Node)]
-    has_loss = any(_is_scalar_loss(node) for node in nodes)
+    returned = tree_leaves(output.args[0])
+    has_loss = any(isinstance(leaf, Node) and _is_scalar_loss(leaf) for leaf in returned)
+    placed = iter(zip(sharded.output_placements, sharded.output_shapes, strict=True))
     leaves: list[OutputLeaf | None] = []
-    for node, placement in zip(nodes, sharded.output_placements, strict=True):
-        tensor = tensor_of(node)
-        if placement is None or tensor is None:
+    for node in returned:
+        placement, shape = next(placed) if isinstance(node, Node) else (None, None)
+        tensor = tensor_of(node) if isinstance(node, Node) else None
+        if placement is None or shape is None or tensor is None:
             leaves.append(None)
             continue
         is_block = isinstance(placement, Shard) and tensor.is_floating_point()
@@ -61,7 +63,7 @@ def plan_outputs(sharded: ShardedProgram, context: PassContext) -> OutputPlan:
             _announce(node, placement, context, differentiable)
         if not differentiable:
             _detach(sharded, node, output)
-        leaves.append(OutputLeaf(placement, _global_shape(node), differentiable))
+        leaves.append(OutputLeaf(placement, shape, differentiable))
     sharded.program.recompile()
     return OutputPlan(tuple(leaves))
 
@@ -69,13 +71,6 @@ def plan_outputs(sharded: ShardedProgram, context: PassContext) -> OutputPlan:
 def _is_scalar_loss(node: Node) -> bool:
     tensor = tensor_of(node)
     return tensor is not None and tensor.dim() == 0 and tensor.is_floating_point()
-
-
-def _global_shape(node: Node) -> tuple[int, ...]:
-    tag = node.meta.get(TAG_KEY)
-    if tag is not None and tag.global_shape is not None:
-        return tuple(tag.global_shape)
-    return tuple(node.meta["val"].shape)
 
 
 def _detach(sharded: ShardedProgram, node: Node, output: Node) -> None:

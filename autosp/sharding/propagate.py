@@ -51,6 +51,7 @@ class ShardedProgram:
     values: dict[str, LocalValue]
     """User node name -> its value; only nodes that survive in the program."""
     output_placements: tuple[Placement | None, ...]
+    output_shapes: tuple[tuple[int, ...] | None, ...]
     """Per leaf of the output; None for what is not a tensor."""
     num_attention_sites: int
     fallbacks: Counter[str]
@@ -222,24 +223,28 @@ class _Walk:
 
     def _output(self, node: Node) -> None:
         leaves: list[Placement | None] = []
+        shapes: list[tuple[int, ...] | None] = []
 
         def leave(argument: Any) -> Any:
             value = self._lookup(argument)
             if not isinstance(value, Value):
                 if isinstance(argument, Node):
                     leaves.append(None)
+                    shapes.append(None)
                 return value
             if isinstance(value.placement, Partial):
                 value = self._redistribute(
                     value, REPLICATE, "leaves the program: summed over the ranks", None
                 )
             leaves.append(value.placement)
+            shapes.append(value.shape)
             return value.node
 
         result = map_aggregate(node.args[0], leave)
         local = self._graph.output(result)
         local.meta.update(node.meta)
         self._output_placements = tuple(leaves)
+        self._output_shapes = tuple(shapes)
 
     # ------------------------------------------------------------------ placements
 
@@ -330,6 +335,7 @@ class _Walk:
             program,
             values,
             self._output_placements,
+            self._output_shapes,
             len(attention_sites(self._program.graph)),
             self._fallbacks,
         )

@@ -65,7 +65,7 @@ def find_seeds(graph: Graph) -> tuple[Seed, ...]:
         if not isinstance(node, Node) or (node, dim) in visited:
             continue
         visited.add((node, dim))
-        if _begins_here(node):
+        if _begins_here(node, dim):
             found[node] = dim
             continue
         frontier.extend(sources_of_dim(node, dim))
@@ -90,9 +90,10 @@ def _query(site: Node) -> Node:
     return query
 
 
-def _begins_here(node: Node) -> bool:
+def _begins_here(node: Node, dim: int) -> bool:
     if is_operator(node, aten.embedding.default):
-        return True
+        indices = node.args[1]
+        return isinstance(indices, Node) and dim < len(shape_of(indices))  # not the features
     if node.op != "placeholder":
         return False
     given: GraphInput | None = node.meta.get("autosp_input")

@@ -138,6 +138,7 @@ def narrow(op: Operation) -> Value:
     placement = source.placement
     if isinstance(placement, Shard) and placement.dim == dim:
         raise NoRule("narrowing of the sharded dim")
+    start %= source.shape[dim] or 1
     return op.result(op.emit(aten.slice.Tensor, source, dim, start, start + length), placement)
 
 

@@ -40,6 +40,7 @@ TWO_RANKS = {
 ENTRIES = {
     "two lengths": gloo_cases.backend_entry_at_two_lengths,
     "logits": gloo_cases.logits_are_whole_when_read,
+    "shifted logits": gloo_cases.shifted_logits_are_whole_when_read,
     "detached logits": gloo_cases.backward_through_detached_logits,
     "loss outside": gloo_cases.loss_outside_on_gathered_logits,
     "loss inside": gloo_cases.loss_compiled_inside,
@@ -103,6 +104,10 @@ def test_another_length_is_another_compilation_and_a_known_one_is_not(two):
 def test_logits_beside_a_loss_are_whole_when_read(two):
     assert two["logits"]["shape"] == (2, 7, 17)
     assert two["logits"]["error"] < 1e-12
+
+
+def test_logits_without_their_last_row_are_whole_when_read(two):
+    assert two["shifted logits"] == {"shape": (2, 7, 17), "equal": True}
 
 
 def test_a_gradient_of_logits_beside_a_loss_is_an_error(two):

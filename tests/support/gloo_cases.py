@@ -64,6 +64,12 @@ def loss_and_logits(model: SmallModel, x: torch.Tensor) -> tuple[torch.Tensor, t
     return mean_loss(model, x), model.logits(x)
 
 
+def loss_and_shifted_logits(
+    model: SmallModel, x: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    return mean_loss(model, x), model.logits(x)[:, :-1]
+
+
 def outer_loss(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
     return F.cross_entropy(logits.flatten(0, 1), targets.flatten())
 
@@ -130,6 +136,14 @@ def logits_are_whole_when_read() -> dict[str, Any]:
     _, logits = autosp.compile(model, inner="eager")(ids, labels)
     shape = tuple(logits.shape)
     return {"shape": shape, "error": float((logits - expected).abs().max().detach())}
+
+
+def shifted_logits_are_whole_when_read() -> dict[str, Any]:
+    model = SmallModel(loss=loss_and_shifted_logits)
+    ids, labels = tokens(2, 8)
+    _, expected = model(ids, labels)
+    _, logits = autosp.compile(model, inner="eager")(ids, labels)
+    return {"shape": tuple(logits.shape), "equal": bool(torch.allclose(logits, expected))}
 
 
 def backward_through_detached_logits() -> str:
