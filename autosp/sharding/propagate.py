@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from torch.fx import Graph, GraphModule, Node
+from torch.fx._lazy_graph_module import _make_graph_module
 from torch.fx.node import map_aggregate
 
 from autosp.errors import RandomnessError, VerificationError
@@ -324,7 +325,7 @@ class _Walk:
     def _finish(self) -> ShardedProgram:
         self._graph.eliminate_dead_code(is_impure_node=_must_stay)
         self._graph.lint()
-        program = GraphModule(self._program, self._graph, "RankProgram")
+        program = _make_graph_module(self._program, self._graph, "RankProgram")
         alive = set(self._graph.nodes)
         values = {
             node.name: LocalValue(value.node.name, value.placement, value.shape)
