@@ -7,5 +7,4 @@ root=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 cd "$root"
 # The tests start several processes each with its own threads: one thread each is fastest.
 export OMP_NUM_THREADS=${OMP_NUM_THREADS:-1}
-# State that one test leaves in torch can fail another in the same process: failures run again alone.
-.venv/bin/python -m pytest --numprocesses "${AUTOSP_TEST_PROCESSES:-2}" --dist loadfile "$@" || exec .venv/bin/python -m pytest --last-failed --last-failed-no-failures none
+exec .venv/bin/python -m pytest --numprocesses "${AUTOSP_TEST_PROCESSES:-2}" --dist loadfile "$@"

@@ -103,4 +103,5 @@ def test_everything_is_restored_also_after_an_error() -> None:
         raise ValueError("stop")
     assert [getattr(owner, name) for owner, name in watched] == before
     assert torch.get_default_device() == torch.device("cpu")
+    assert torch.overrides._get_current_function_mode_stack() == []
     assert torch.device("cuda").type == "cuda"

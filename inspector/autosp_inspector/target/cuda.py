@@ -263,8 +263,8 @@ def _default_device_restored() -> Iterator[None]:
         yield
     finally:
         torch.set_default_dtype(dtype)
-        if torch.get_default_device() != before:
-            torch.set_default_device(None if before == CPU else before)
+        # Also when it names the same device: the mode that keeps it would stop dynamo.
+        torch.set_default_device(None if before == CPU else before)
 
 
 @contextlib.contextmanager
