@@ -7,8 +7,9 @@ and backward graphs and never partitions again. What is recorded here is what ru
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
+from contextlib import AbstractContextManager, suppress
+from dataclasses import dataclass, field, replace
+from functools import cache, partial
 from typing import Any, Literal, cast
 
 import torch
@@ -87,8 +88,9 @@ def lower_to_rank(module: GraphModule, context: PassContext) -> RankCompilation:
     with context.running("capture", "trace the model to a pre-dispatch forward graph", {}) as index:
         captured = capture(module)
         verify_program(captured.program, "capture")
-        context.snapshot(lambda: snapshot_user_program(captured.program, index))
-    _report_functionalisation(captured, context)
+        snapshot = cache(lambda: snapshot_user_program(captured.program, index))
+        context.snapshot(snapshot)
+    _report_functionalisation(captured, context, snapshot)
     program = run_passes(
         captured.program,
         PROGRAM_PASSES,
@@ -99,7 +101,9 @@ def lower_to_rank(module: GraphModule, context: PassContext) -> RankCompilation:
     return _shard(captured, program, context)
 
 
-def _report_functionalisation(captured: CapturedProgram, context: PassContext) -> None:
+def _report_functionalisation(
+    captured: CapturedProgram, context: PassContext, snapshot: Callable[[], GraphSnapshot]
+) -> None:
     """The capture makes in-place operators functional; say which."""
     description = "in-place operators become functional ones"
     with context.running("functionalise", description, {}) as index:
@@ -113,7 +117,7 @@ def _report_functionalisation(captured: CapturedProgram, context: PassContext) -
                 "analysis", "functionalise", "", "nothing to do", "no operator writes in place",
                 rule="capture.capture",
             )  # fmt: skip
-        context.snapshot(lambda: snapshot_user_program(captured.program, index))
+        context.snapshot(lambda: replace(snapshot(), pass_index=index))
 
 
 def _shard(
@@ -134,11 +138,23 @@ def _shard(
     return RankCompilation(captured, sharded, outputs, view, context)
 
 
+class _GraphsDerived(Exception):
+    """Leaves AOTAutograd when the graphs are there and nothing is to be compiled."""
+
+
 def derive_graphs(
+    compilation: RankCompilation, example_inputs: Sequence[Any], *, partitioner: str
+) -> None:
+    """Run AOTAutograd on the per-rank program as far as ``compilation.graphs``, which it fills."""
+    with suppress(_GraphsDerived):
+        compile_graphs(compilation, example_inputs, inner=None, partitioner=partitioner)
+
+
+def compile_graphs(
     compilation: RankCompilation,
     example_inputs: Sequence[Any],
     *,
-    inner: InnerCompiler,
+    inner: InnerCompiler | None,
     partitioner: str,
 ) -> Callable[..., Any]:
     """Run AOTAutograd on the per-rank program and compile its two halves.
@@ -157,15 +173,18 @@ def derive_graphs(
         state.close()
         description = "split the joint graph: what is saved, what is recomputed"
         with context.running("partition", description, {"partitioner": partitioner}) as index:
-            inner.prepare_joint(joint)
+            if inner is not None:
+                inner.prepare_joint(joint)
             forward, backward = PARTITIONERS[partitioner](joint, joint_inputs, **options)
             # The default partitioner leaves a dead copy of the forward in the backward.
-            backward.graph.eliminate_dead_code()
-            backward.recompile()
+            if backward.graph.eliminate_dead_code():
+                backward.recompile()
             graphs.num_forward_outputs = int(options["num_fwd_outputs"])
             graphs.forward, graphs.backward = forward, backward
             _name_inputs(compilation)
             _record_partition(compilation, index)
+        if inner is None:
+            raise _GraphsDerived
         return forward, backward
 
     def inference(module: GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
@@ -173,17 +192,24 @@ def derive_graphs(
         graphs.num_forward_outputs = len(tree_leaves(output_node(module.graph).args[0]))
         _snapshot(compilation, "forward", module, state.index)
         state.close()
+        if inner is None:
+            raise _GraphsDerived
         return inner.compile_forward(module, inputs)
+
+    def compile_half(module: GraphModule, inputs: Sequence[Any], *, is_backward: bool) -> Any:
+        assert inner is not None, "a dry run ends with the partition"
+        compile_it = inner.compile_backward if is_backward else inner.compile_forward
+        return compile_it(module, inputs)
 
     with state:
         compiled: Callable[..., Any] = aot_module_simplified(
             compilation.sharded.program,
             example_inputs,
-            fw_compiler=cast(Any, inner.compile_forward),
-            bw_compiler=cast(Any, inner.compile_backward),
+            fw_compiler=cast(Any, partial(compile_half, is_backward=False)),
+            bw_compiler=cast(Any, partial(compile_half, is_backward=True)),
             inference_compiler=cast(Any, inference),
             partition_fn=partition,
-            decompositions=inner.decompositions(),
+            decompositions={} if inner is None else inner.decompositions(),
             keep_inference_input_mutations=True,
         )
     return compiled

@@ -37,7 +37,6 @@ from autosp.events import Finding, Recorder, RunFinished, RunStarted, SilentReco
 from autosp.findings import check_compilation
 from autosp.graph import WRAPPER_ATTRIBUTE, is_user_file
 from autosp.hardware import Device
-from autosp.inner import DryRun
 from autosp.loss_of import LossOfOutput
 from autosp.mesh import Mesh
 from autosp.pipeline import PassContext, Progress
@@ -91,7 +90,7 @@ def dry_run(
     started = time.perf_counter_ns()
     recorder.record(_header(request))
     try:
-        with unprinted_graphs(), uncollected():
+        with unprinted_graphs(), rarely_collected():
             result = _run(request, recorder, progress, started)
     except BaseException as error:
         elapsed = time.perf_counter_ns() - started
@@ -103,18 +102,20 @@ def dry_run(
 
 
 @contextmanager
-def uncollected() -> Iterator[None]:
-    """No cyclic garbage collection inside: graphs live to the end of a compilation anyway.
+def rarely_collected() -> Iterator[None]:
+    """Less cyclic garbage collection inside: graphs live to the end of a compilation anyway.
 
     Walking hundreds of thousands of live nodes again and again costs a tenth of it.
     """
-    was_enabled = gc.isenabled()
-    gc.disable()
+    thresholds = gc.get_threshold()
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(50_000, 20, 100)
     try:
         yield
     finally:
-        if was_enabled:
-            gc.enable()
+        gc.set_threshold(*thresholds)
+        gc.unfreeze()
 
 
 def _run(
@@ -128,7 +129,7 @@ def _run(
     fakes = compilation.captured.fake_inputs
     fake_mode = compilation.captured.fake_mode
     with tracing(TracingContext(fake_mode)), fake_mode:
-        derive_graphs(compilation, fakes, inner=DryRun(), partitioner=request.partitioner)
+        derive_graphs(compilation, fakes, partitioner=request.partitioner)
     step = compiled_step(compilation)
     with context.running("estimate", "live memory and time of one step", {}):
         estimate = estimate_step(

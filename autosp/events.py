@@ -11,6 +11,9 @@ Order of a compilation::
     MemoryPoint* LiveTensor* TimelineEvent* NodeCost* EstimateSummary   (estimates)
     RunFinished
 
+Records of nodes, which come by the ten thousand, are named tuples: made in a quarter of
+the time.
+
 Units are in the names: ``_bytes``, ``_ns``, ``_flops``. A value that is not known is
 ``None``, never 0.
 """
@@ -19,7 +22,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal, Protocol
+from typing import Literal, NamedTuple, Protocol
 
 GraphName = Literal["program", "joint", "forward", "backward"]
 """``program`` is the forward graph as the user wrote it; the sharding pass turns it into
@@ -119,8 +122,7 @@ class PassFinished:
     message: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class NodeRecord:
+class NodeRecord(NamedTuple):
     """One node of one graph after one pass.
 
     ``placement`` is the notation of design section 3 (``S(1:seq)``, ``R``, ``P(sum)``);
@@ -230,8 +232,7 @@ class Finding:
     hint: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class NodeCost:
+class NodeCost(NamedTuple):
     """Estimated cost of one execution of a node on the target device."""
 
     graph: GraphName

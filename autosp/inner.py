@@ -81,26 +81,6 @@ class Inductor:
         return compiled
 
 
-class DryRun:
-    """Compiles nothing: a dry run only looks at the graphs."""
-
-    name = "dry-run"
-
-    def decompositions(self) -> dict[Any, Callable[..., Any]]:
-        return {}
-
-    def prepare_joint(self, joint: GraphModule) -> None:
-        del joint
-
-    def compile_forward(self, module: GraphModule, inputs: Sequence[Any]) -> Compiled:
-        del inputs
-        return _not_runnable(module)
-
-    def compile_backward(self, module: GraphModule, inputs: Sequence[Any]) -> Compiled:
-        del inputs
-        return _not_runnable(module)
-
-
 def _rename_inputs(module: GraphModule) -> None:
     """Inductor writes input names into its code, where a user's ``args`` or ``buf0`` collide."""
     for index, node in enumerate(module.graph.find_nodes(op="placeholder")):
@@ -116,14 +96,6 @@ def boxed(module: GraphModule) -> Compiled:
 
     def run(arguments: list[Any]) -> Any:
         return forward(arguments)
-
-    run._boxed_call = True  # type: ignore[attr-defined]
-    return run
-
-
-def _not_runnable(module: GraphModule) -> Compiled:
-    def run(arguments: list[Any]) -> Any:
-        raise AssertionError(f"a dry run does not execute ({len(module.graph.nodes)} nodes)")
 
     run._boxed_call = True  # type: ignore[attr-defined]
     return run

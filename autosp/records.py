@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import prod
 
 import torch
@@ -51,6 +51,10 @@ class ProgramView:
     inputs: Mapping[str, tuple[str, ...]]
     """User node -> the user nodes it reads."""
     num_ranks: int
+    inherited: dict[tuple[str, tuple[int, ...]], tuple[str | None, tuple[int, ...] | None]] = field(
+        default_factory=dict
+    )
+    """(User node, local sizes) of a derived node -> placement and global shape, once found."""
 
     @staticmethod
     def of(
@@ -233,7 +237,16 @@ def _inherited_placement(
     """
     if tensor is None:
         return None, None
-    sizes = tuple(int(size) for size in tensor.shape)
+    key = (origin, tuple(tensor.shape))
+    known = view.inherited.get(key)
+    if known is None:
+        known = view.inherited[key] = _find_placement(key[1], origin, view)
+    return known
+
+
+def _find_placement(
+    sizes: tuple[int, ...], origin: str, view: ProgramView
+) -> tuple[str | None, tuple[int, ...] | None]:
     for name in (origin, *view.inputs.get(origin, ())):
         placed = view.placed.get(name)
         if placed is None:

@@ -16,7 +16,7 @@ from autosp.compilation import (
     GRADIENT_CONVENTION,
     PARTITIONERS,
     RankCompilation,
-    derive_graphs,
+    compile_graphs,
     lower_to_rank,
     unprinted_graphs,
 )
@@ -61,7 +61,7 @@ class Backend:
         with unprinted_graphs():
             compilation = lower_to_rank(module, self._context)
             self.compilations.append(compilation)
-            compiled = derive_graphs(
+            compiled = compile_graphs(
                 compilation, example_inputs, inner=self._inner, partitioner=self._partitioner
             )
         if not compilation.outputs.any_sharded:

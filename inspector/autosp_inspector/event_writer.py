@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sqlite3
 from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache
 from typing import Any
 
 from autosp.events import (
@@ -168,7 +169,7 @@ class EventWriter:
             self._interning.text(event.node),
             self._interning.text(event.module),
             event.live_bytes,
-            _to_json(event.categories),
+            _numbers_to_json(tuple(event.categories.items())),
         )
 
     def _live_tensor_row(self, event: LiveTensor) -> Row:
@@ -214,6 +215,12 @@ class EventWriter:
 def _to_json(value: Mapping[str, object]) -> str:
     """A JSON object; values that JSON lacks are written as their text."""
     return json.dumps(dict(value), default=str)
+
+
+@lru_cache(maxsize=1024)
+def _numbers_to_json(items: tuple[tuple[str, int], ...]) -> str:
+    """Most operators of a step leave the live bytes of every category as they were."""
+    return _to_json(dict(items))
 
 
 def _insert(table: str, num_columns: int) -> str:

@@ -337,7 +337,7 @@ def _head(residual: str) -> list[NodeRecord]:
 def functionalise(nodes: list[NodeRecord]) -> list[NodeRecord]:
     """``add_`` becomes ``add``."""
     return [
-        replace(node, target="aten.add.Tensor") if node.target == "aten.add_.Tensor" else node
+        node._replace(target="aten.add.Tensor") if node.target == "aten.add_.Tensor" else node
         for node in nodes
     ]
 
@@ -345,7 +345,7 @@ def functionalise(nodes: list[NodeRecord]) -> list[NodeRecord]:
 def prove_causal(nodes: list[NodeRecord]) -> list[NodeRecord]:
     """The mask tensors go, attention becomes causal by itself."""
     return [
-        replace(node, inputs=node.inputs[:3], reason="the mask is causal: is_causal=True")
+        node._replace(inputs=node.inputs[:3], reason="the mask is causal: is_causal=True")
         if node.name.startswith("sdpa")
         else node
         for node in nodes
@@ -363,7 +363,7 @@ def shard(nodes: list[NodeRecord], sp: int) -> Program:
         if node.name.startswith("flatten_labels"):
             program.nodes.append(_slice(node, sp))
             inputs = ("labels_slice",)
-        program.nodes.append(local if inputs == local.inputs else replace(local, inputs=inputs))
+        program.nodes.append(local if inputs == local.inputs else local._replace(inputs=inputs))
         if node.name.startswith(("transpose_q", "transpose_k", "transpose_v")):
             renamed[node.name] = _redistribute(program, local, "S(2:seq)", "S(1:head)", sp)
         if node.name.startswith("sdpa"):
@@ -376,16 +376,15 @@ def shard(nodes: list[NodeRecord], sp: int) -> Program:
 def _localise(node: NodeRecord, sp: int) -> NodeRecord:
     shape = node.global_shape or ()
     if node.role in ("input", "output"):
-        return replace(node, placement="R")
+        return node._replace(placement="R")
     if node.name == "cross_entropy":
-        return replace(node, placement="P(sum)")
+        return node._replace(placement="P(sum)")
     if node.name.startswith("sdpa"):
         dim, label = 1, "head"
     else:
         dim, label = next((d for d, n in enumerate(shape) if n == SEQ), 0), "seq"
     local = tuple(n // sp if d == dim else n for d, n in enumerate(shape))
-    return replace(
-        node,
+    return node._replace(
         placement=f"S({dim}:{label})",
         local_shape=local,
         local_bytes=_size(local, node.dtype),
@@ -393,8 +392,7 @@ def _localise(node: NodeRecord, sp: int) -> NodeRecord:
 
 
 def _slice(node: NodeRecord, sp: int) -> NodeRecord:
-    return replace(
-        node,
+    return node._replace(
         name="labels_slice",
         target="autosp.slice.default",
         inputs=("labels",),
@@ -463,8 +461,7 @@ def _collective(
     for prefix, role, target in steps:
         name = f"{prefix}_{node.name}"
         program.nodes.append(
-            replace(
-                node,
+            node._replace(
                 name=name,
                 target=target,
                 inputs=(previous,),
@@ -477,8 +474,8 @@ def _collective(
             )
         )
         previous = name
-    program.nodes[-1] = replace(
-        program.nodes[-1], global_shape=node.global_shape, placement=placements[1]
+    program.nodes[-1] = program.nodes[-1]._replace(
+        global_shape=node.global_shape, placement=placements[1]
     )
     program.collectives.append(
         CollectiveRecord(
@@ -526,7 +523,7 @@ def differentiate(program: Program) -> Program:
         for record in program.collectives
         if record.kind == "all_to_all"
     ]
-    joint.nodes.append(replace(program.nodes[-1], inputs=(*program.nodes[-1].inputs, *previous)))
+    joint.nodes.append(program.nodes[-1]._replace(inputs=(*program.nodes[-1].inputs, *previous)))
     return joint
 
 
@@ -560,8 +557,8 @@ def _gradient(node: NodeRecord, previous: tuple[str, ...]) -> NodeRecord:
         role, target = node.role, f"{node.target}_backward"
         name = f"grad_{node.name}"
         inputs = (*previous, *node.inputs[:1])
-    return replace(
-        node, name=name, target=target, role=role, inputs=inputs, phase="backward", reason=""
+    return node._replace(
+        name=name, target=target, role=role, inputs=inputs, phase="backward", reason=""
     )
 
 
@@ -571,7 +568,7 @@ def partition(joint: Program) -> tuple[Program, Program]:
     needed = {name for node in backward_nodes for name in node.inputs}
     forward = Program(
         [
-            replace(node, saved=True)
+            node._replace(saved=True)
             if node.name in needed and node.role in ("compute", "unpack")
             else node
             for node in joint.nodes
@@ -580,7 +577,7 @@ def partition(joint: Program) -> tuple[Program, Program]:
         [record for record in joint.collectives if record.phase == "forward"],
     )
     saved = [
-        replace(node, op="placeholder", role="input", inputs=(), target=node.name, phase="backward")
+        node._replace(op="placeholder", role="input", inputs=(), target=node.name, phase="backward")
         for node in forward.nodes
         if node.saved
     ]
