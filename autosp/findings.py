@@ -210,8 +210,8 @@ def _replicated_sequence(compilation: RankCompilation) -> Iterator[Finding]:
         f"{len(whole)} tensors of the whole sequence ({total / 2**20:.0f} MiB if all were alive) "
         f"are computed on every rank; the largest is {dtype_name(tensor.dtype)}"
         f"{list(tensor.shape)} ({_num_bytes(tensor) / 2**20:.0f} MiB)",
-        "They depend on positions only, such as rotary tables, and are cut where they meet "
-        "sharded data",
+        "They are read whole, or made by an operator that cannot be computed block by block, "
+        "and are cut where they meet sharded data",
     )
 
 

@@ -1,6 +1,6 @@
 """Memory that CPU kernels of torch 2.13 allocate beside their outputs, from their code.
 
-Only what goes through torch's allocator: oneDNN and BLAS keep memory of their own. The
+Only what goes through torch's allocator: BLAS keeps memory of its own. The
 rules, with the place in ``aten/src/ATen`` they come from::
 
     flash attention   per-thread tiles          native/cpu/FlashAttentionKernel.cpp
@@ -12,6 +12,8 @@ rules, with the place in ``aten/src/ATen`` they come from::
                                                 native/SoftMax.cpp, layer_norm.cpp, LossNLL.cpp
     matrix products   a copy of an operand whose strides BLAS cannot express
                                                 native/LinearAlgebra.cpp
+    bf16 products     on a CPU without bf16 instructions, oneDNN sums in a float32 copy of
+                      the result; measured, see ``sums_bf16_apart``
     gloo              a flat copy of what is gathered, of what is reduced and scattered, and
                       of an all-to-all's input that is not contiguous
                                                 torch/csrc/distributed/c10d/ProcessGroupGloo.cpp
@@ -52,6 +54,9 @@ _MATRIX_ARGUMENTS: dict[OpOverload, tuple[int, ...]] = {
     aten.mm.default: (0, 1),
     aten.addmm.default: (1, 2),
 }
+_BATCHED_PRODUCTS: frozenset[OpOverload] = frozenset({aten.bmm.default, aten.baddbmm.default})
+_ONEDNN_SMALLEST_PRODUCT = 16**3
+"""Products of fewer multiplications stay with torch (``use_mkldnn_matmul``, LinearAlgebra.cpp)."""
 _UNPROMOTED_ARGUMENTS: dict[OpOverload, tuple[int, ...]] = {
     aten.where.self: (0,),
     aten.masked_fill.Scalar: (1,),
@@ -75,8 +80,19 @@ _ONE_COPY_OF_INPUT: frozenset[OpOverload] = frozenset(
 """Composed of other operators inside: one intermediate has the size of the input."""
 
 
-def cpu_kernel_scratch(*, num_threads: int) -> KernelScratch:
-    """Scratch bytes of a node on CPU with ``num_threads`` intra-op threads."""
+def sums_bf16_apart() -> bool:
+    """Whether this CPU multiplies bf16 matrices through oneDNN without instructions for it."""
+    return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported()) and not (
+        torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
+    )
+
+
+def cpu_kernel_scratch(*, num_threads: int, bf16_apart: bool | None = None) -> KernelScratch:
+    """Scratch bytes of a node on CPU with ``num_threads`` intra-op threads.
+
+    ``bf16_apart``: as :func:`sums_bf16_apart`, which is asked by default.
+    """
+    apart = sums_bf16_apart() if bf16_apart is None else bf16_apart
 
     def scratch(node: torch.fx.Node) -> int:
         target = node.target
@@ -86,8 +102,14 @@ def cpu_kernel_scratch(*, num_threads: int) -> KernelScratch:
         if target is aten._scaled_dot_product_flash_attention_for_cpu.default:
             return flash_forward_scratch(*_tensors(arguments[:3]), num_threads=num_threads)
         if target is aten._scaled_dot_product_flash_attention_for_cpu_backward.default:
-            return flash_backward_scratch(*_tensors(arguments[:4]), num_threads=num_threads)
+            gradient, query, key, value = _tensors(arguments[:4])
+            tiles = flash_backward_scratch(gradient, query, key, value, num_threads=num_threads)
+            if apart and query.dtype == torch.bfloat16:
+                tiles += num_threads * _float32_tile(query, key)
+            return tiles
         total = sum(rule(node, target, arguments) for rule in _RULES)
+        if apart:
+            total += _float32_sums(target, arguments, num_threads)
         if target is aten.native_layer_norm_backward.default:
             weight = arguments[5]
             columns = weight.numel() if isinstance(weight, torch.Tensor) else 0
@@ -171,6 +193,29 @@ def _blas_strides(matrix: torch.Tensor) -> bool:
     by_rows = column_stride == 1 and row_stride >= max(1, columns)
     by_columns = row_stride == 1 and column_stride >= max(1, rows)
     return by_rows or by_columns or rows == 1 or columns == 1
+
+
+def _float32_sums(target: OpOverload, arguments: tuple[object, ...], num_threads: int) -> int:
+    """The float32 result of a bf16 product; of a batch, one matrix per thread at a time."""
+    batched = target in _BATCHED_PRODUCTS
+    if not batched and target not in _MATRIX_ARGUMENTS:
+        return 0
+    left, right = list(_tensors(arguments))[-2:]
+    rows, inner, columns = left.shape[-2], left.shape[-1], right.shape[-1]
+    if left.dtype != torch.bfloat16 or rows * inner * columns <= _ONEDNN_SMALLEST_PRODUCT:
+        return 0
+    at_a_time = min(num_threads, left.shape[0]) if batched else 1
+    return at_a_time * _scratchpad(rows * columns)
+
+
+def _float32_tile(query: torch.Tensor, key: torch.Tensor) -> int:
+    """Of the products of one tile, the largest result is a block of keys' gradients."""
+    return _scratchpad(min(KV_TILE, key.shape[2]) * query.shape[3])
+
+
+def _scratchpad(elements: int) -> int:
+    """Bytes that oneDNN asks for to hold ``elements`` in float32 (measured)."""
+    return -(-elements * torch.float32.itemsize // 64) * 64 + 128
 
 
 def _promotions(node: torch.fx.Node, target: OpOverload, arguments: tuple[object, ...]) -> int:

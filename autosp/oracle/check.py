@@ -369,11 +369,12 @@ class _Search:
             if node.target in UNDEFINED_CONTENTS:
                 continue
             self.counts["value"] += 1
-            parts = self.run.values[local.node]
-            for actual in combine_values(parts, local.placement, local.shape):
-                found = difference(expected, actual, scale=1.0)
-                if found.exceeds(self.tolerance):
-                    return self._wrong(node, "value", local.placement, found)
+            for copy in (local, *self.run.sharded.more_values[node.name]):
+                parts = self.run.values[copy.node]
+                for actual in combine_values(parts, copy.placement, copy.shape):
+                    found = difference(expected, actual, scale=1.0)
+                    if found.exceeds(self.tolerance):
+                        return self._wrong(node, "value", copy.placement, found)
         return None
 
     def cotangents(self) -> WrongNode | None:
@@ -389,8 +390,10 @@ class _Search:
                 expected = known[node.name]
                 if expected is None:
                     expected = torch.zeros_like(self.reference.values[node.name])
+                elsewhere = self._cotangent_elsewhere(node)
                 for actual in combine_cotangents(parts, local.placement, local.shape):
-                    found = difference(expected, actual, scale=scale)
+                    whole = actual if elsewhere is None else actual + elsewhere
+                    found = difference(expected, whole, scale=scale)
                     if found.exceeds(self.tolerance):
                         return self._wrong(node, "cotangent", local.placement, found)
         return None
@@ -408,6 +411,15 @@ class _Search:
             if node.name in self.run.cotangents:
                 found.append((self._filled(node.name), whole))
         return found
+
+    def _cotangent_elsewhere(self, node: Node) -> torch.Tensor | None:
+        """What flows back through other copies of a value that exists more than once."""
+        parts = [
+            combine_cotangents(self._filled(copy.node), copy.placement, copy.shape)[0]
+            for copy in self.run.sharded.more_values[node.name]
+            if copy.node in self.run.cotangents
+        ]
+        return torch.stack(parts).sum(0) if parts else None
 
     def _filled(self, name: str) -> list[torch.Tensor]:
         return [

@@ -51,6 +51,7 @@ class ProgramBuilder:
     group_name: str
     padding_fill: str
     origin: Node | None = None
+    _suffix: str = ""
     _role: NodeRole = "compute"
     _reason: str = ""
 
@@ -63,14 +64,17 @@ class ProgramBuilder:
         return self.mesh.sp_rank
 
     @contextmanager
-    def on_behalf_of(self, origin: Node) -> Iterator[None]:
-        """Nodes emitted inside belong to ``origin`` and inherit its source and module."""
-        before = self.origin
-        self.origin = origin
+    def on_behalf_of(self, origin: Node, suffix: str = "") -> Iterator[None]:
+        """Nodes emitted inside belong to ``origin`` and inherit its source and module.
+
+        They have its name too, and ``suffix``.
+        """
+        before = (self.origin, self._suffix)
+        self.origin, self._suffix = origin, suffix
         try:
             yield
         finally:
-            self.origin = before
+            self.origin, self._suffix = before
 
     @contextmanager
     def role(self, role: NodeRole, reason: str = "") -> Iterator[None]:
@@ -104,7 +108,7 @@ class ProgramBuilder:
 
     def _name(self) -> str | None:
         if self._role in ("compute", "loss") and self.origin is not None:
-            return self.origin.name
+            return self.origin.name + self._suffix
         return None
 
 

@@ -24,6 +24,7 @@ from autosp.modes import restored_modes
 from autosp.pipeline import PassContext
 from autosp.placement import REPLICATE, Partial, Placement, Shard, local_shape, shard_dim
 from autosp.sharding.builder import ProgramBuilder, Value
+from autosp.sharding.localise import block_inputs
 from autosp.sharding.operation import NoRule, Operation
 from autosp.sharding.redistribute import CannotRedistribute, redistribute
 from autosp.sharding.rules import rule_for
@@ -51,6 +52,8 @@ class ShardedProgram:
     program: GraphModule
     values: dict[str, LocalValue]
     """User node name -> its value; only nodes that survive in the program."""
+    more_values: dict[str, tuple[LocalValue, ...]]
+    """User node name -> where else its value is: whole, and computed in blocks beside that."""
     output_placements: tuple[Placement | None, ...]
     output_shapes: tuple[tuple[int, ...] | None, ...]
     """Per leaf of the output; None for what is not a tensor."""
@@ -80,6 +83,10 @@ class _Walk:
         )
         self._values: dict[Node, Any] = {}
         self._moved: dict[tuple[Node, Placement, Placement, int | None], Value] = {}
+        self._whole: dict[Node, tuple[Node, _Autocast]] = {}
+        """Local node of a value computed whole -> the user's node, and the mode it ran in."""
+        self._blocks: dict[Node, list[Value]] = {}
+        """User's node -> blocks of it that were computed instead of, or beside, the whole."""
         self._fallbacks: Counter[str] = Counter()
         # One rank holds everything: no seeds, so that every value stays whole.
         seeds = find_seeds(program.graph) if context.mesh.sp > 1 else ()
@@ -172,6 +179,7 @@ class _Walk:
         node = operation.same()
         value = operation.node.meta.get("val")
         if isinstance(value, torch.Tensor):
+            self._whole[node] = (operation.node, _autocast_of(value.device.type))
             return operation.result(node, REPLICATE)
         if isinstance(value, (tuple, list)):
             return operation.results(node, [REPLICATE] * len(value))
@@ -257,6 +265,10 @@ class _Walk:
         # A slice that only drops a tail shares the node and differs in its placement alone.
         key = (value.node, value.placement, placement, fill)
         if key not in self._moved:
+            block = self._computed_block(value, placement, reason) if fill is None else None
+            if block is not None:
+                self._moved[key] = block
+                return block
             moved = redistribute(self._builder, value, placement, reason=reason, fill=fill)
             self._moved[key] = moved
             origin = self._builder.origin
@@ -266,6 +278,35 @@ class _Walk:
                 rule="redistribute",
             )  # fmt: skip
         return self._moved[key]
+
+    def _computed_block(self, value: Value, placement: Placement, reason: str) -> Value | None:
+        """A block of a whole value, computed from blocks of what the value comes from."""
+        node, mode = self._whole.get(value.node, (None, None))
+        if node is None or value.placement != REPLICATE or not isinstance(placement, Shard):
+            return None
+        is_plain = placement.outer == 1 and placement.atom == value.shape[placement.dim]
+        rule = rule_for(node.target)
+        if not is_plain or rule is None or mode != _autocast_of(value.local.device.type):
+            return None
+        cuts = block_inputs(node, placement.dim)
+        if cuts is None or not all(_is_whole(self._values[source]) for source in cuts):
+            return None
+        with self._builder.on_behalf_of(node, suffix="_block"):
+
+            def read(argument: Any) -> Any:
+                known = self._lookup(argument)
+                if not isinstance(argument, Node) or argument not in cuts:
+                    return known
+                return self._redistribute(known, placement.on_dim(cuts[argument]), reason, None)
+
+            args, kwargs = map_aggregate((node.args, node.kwargs), read)
+            block = rule(
+                Operation(node, args, kwargs, self._builder, self._redistribute, self._decide)
+            )
+            assert isinstance(block, Value) and block.placement == placement, (node, block)
+            self._check(node, block)
+        self._blocks.setdefault(node, []).append(block)
+        return block
 
     def _decide(self, *args: Any, **kwargs: Any) -> None:
         self._context.decide(*args, **kwargs)
@@ -327,19 +368,37 @@ class _Walk:
         self._graph.lint()
         program = _make_graph_module(self._program, self._graph, "RankProgram")
         alive = set(self._graph.nodes)
-        values = {
-            node.name: LocalValue(value.node.name, value.placement, value.shape)
-            for node, value in self._values.items()
-            if isinstance(value, Value) and value.node in alive
-        }
+        values: dict[str, LocalValue] = {}
+        more_values: dict[str, tuple[LocalValue, ...]] = {}
+        for node, whole in self._values.items():
+            copies = [
+                LocalValue(value.node.name, value.placement, value.shape)
+                for value in (whole, *self._blocks.get(node, ()))
+                if isinstance(value, Value) and value.node in alive
+            ]
+            if copies:
+                values[node.name], more_values[node.name] = copies[0], tuple(copies[1:])
         return ShardedProgram(
             program,
             values,
+            more_values,
             self._output_placements,
             self._output_shapes,
             len(attention_sites(self._program.graph)),
             self._fallbacks,
         )
+
+
+_Autocast = tuple[bool, torch.dtype]
+
+
+def _autocast_of(device: str) -> _Autocast:
+    """What an operator that is executed now would be subject to."""
+    return torch.is_autocast_enabled(device), torch.get_autocast_dtype(device)
+
+
+def _is_whole(value: Any) -> bool:
+    return isinstance(value, Value) and value.placement == REPLICATE
 
 
 def _nodes(arguments: Any) -> Any:

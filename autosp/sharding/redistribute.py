@@ -178,26 +178,30 @@ def _pack_for(builder: ProgramBuilder, value: Value, target: Shard, leading: int
             node = _pad_rows(builder, node, dim, target.pad, None)
             sizes = _sizes(node)
         block = target.block(builder.num_ranks)
-        split = (target.outer, builder.num_ranks, block * inner)
+        strided = target.outer != 1
+        split = ((target.outer,) if strided else ()) + (builder.num_ranks, block * inner)
         node = builder.emit(aten.reshape.default, node, _split(sizes, dim, split))
-        rank_dim = dim + 1
-        order = [d for d in range(len(sizes) + 2) if d != rank_dim]
+        rank_dim = dim + strided
+        order = [d for d in range(len(sizes) + len(split) - 1) if d != rank_dim]
         if leading is not None:
-            moved = leading if leading < dim else leading + 2
+            moved = leading if leading < dim else leading + len(split) - 1
             order.remove(moved)
             order.insert(0, moved)
         node = builder.emit(aten.permute.default, node, [rank_dim, *order])
         node = builder.emit(aten.contiguous.default, node)
-        return builder.emit(aten.reshape.default, node, _packed_shape(sizes, dim, split, leading))
+        if not strided:
+            return node
+        rows = target.outer * block * inner
+        packed = _packed_shape(builder.num_ranks, sizes, dim, rows, leading)
+        return builder.emit(aten.reshape.default, node, packed)
 
 
 def _packed_shape(
-    sizes: tuple[int, ...], dim: int, split: tuple[int, int, int], leading: int | None
+    num_ranks: int, sizes: tuple[int, ...], dim: int, rows: int, leading: int | None
 ) -> list[int]:
-    """``[P, leading?, ...rest]`` with the cut dim merged to its local size."""
-    outer, num_ranks, rows = split
+    """``[P, leading?, ...rest]`` with the cut dim merged to its local ``rows``."""
     rest = list(sizes)
-    rest[dim] = outer * rows
+    rest[dim] = rows
     if leading is not None:
         rest.insert(0, rest.pop(leading))
     return [num_ranks, *rest]

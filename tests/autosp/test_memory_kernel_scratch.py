@@ -116,6 +116,10 @@ KERNELS: dict[str, tuple[Callable[..., Any], list[Any]]] = {
         aten.mm.default,
         [_float(128, 128)[:, ::2], _float(64, 32)],
     ),
+    "product in bf16": (aten.mm.default, [_bf16(128, 64), _bf16(32, 64).t()]),
+    "product in bf16 with a bias": (aten.addmm.default, [_bf16(48), _bf16(96, 64), _bf16(64, 48)]),
+    "small product in bf16": (aten.mm.default, [_bf16(16, 16), _bf16(16, 16)]),
+    "batched product in bf16": (aten.bmm.default, [_bf16(4, 96, 64), _bf16(4, 64, 48)]),
     "layer norm backward": (
         _layer_norm_backward,
         [_float(128, 64), _float(128, 64), _float(128, 1), _float(128, 1)],
