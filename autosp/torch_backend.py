@@ -3,8 +3,9 @@
 
 from __future__ import annotations
 
+import inspect
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, cast
 
 import torch
@@ -30,6 +31,7 @@ from autosp.pipeline import PassContext
 from autosp.placement import Shard
 from autosp.runtime.gathered import GatheredOnUse
 from autosp.runtime.groups import RankGroup, join_mesh
+from autosp.runtime.sharded_inputs import ShardedInputs
 
 
 class Backend:
@@ -55,6 +57,11 @@ class Backend:
         )
         self.compilations: list[RankCompilation] = []
         recorder.record(_run_started(group, self._inner.name, partitioner))
+
+    @property
+    def group(self) -> Any:
+        """The process group of the SP axis."""
+        return self._group.group
 
     def __call__(self, module: GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
         self._context.compilation = len(self.compilations)
@@ -152,6 +159,7 @@ def compile(  # noqa: A001  the name users expect beside torch.compile
     mesh: Mesh | DeviceMesh | None = None,
     *,
     loss: Callable[..., torch.Tensor] | None = None,
+    sharded_inputs: Mapping[str, int] | None = None,
     inner: str | InnerCompiler = "inductor",
     partitioner: str = "min-cut",
     recorder: Recorder | None = None,
@@ -164,6 +172,10 @@ def compile(  # noqa: A001  the name users expect beside torch.compile
         loss: ``loss(output, targets) -> scalar``, compiled together with the model so that
             logits are never whole on a rank. The result is then called as
             ``compiled(..., targets=targets)`` and returns the loss.
+        sharded_inputs: arguments of which each rank passes only its own part, with their
+            sequence dim: ``{"input_ids": 1, "labels": 1}``. They are gathered before the
+            compiled region, in the order of the ranks; parts may differ in length. Inputs
+            that are not named are full on each rank.
         mesh, inner, partitioner, recorder, padding_fill: see :func:`backend`.
 
     Raises:
@@ -178,4 +190,19 @@ def compile(  # noqa: A001  the name users expect beside torch.compile
     )
     region = model if loss is None else _WithLoss(model, loss)
     compiled = torch.compile(region, backend=entry, fullgraph=True, dynamic=False)
-    return cast(torch.nn.Module, compiled)
+    if not sharded_inputs:
+        return cast(torch.nn.Module, compiled)
+    signature = _signature(model, takes_targets=loss is not None)
+    return ShardedInputs(cast(torch.nn.Module, compiled), signature, sharded_inputs, entry.group)
+
+
+def _signature(model: torch.nn.Module, *, takes_targets: bool) -> inspect.Signature:
+    signature = inspect.signature(model.forward)
+    if not takes_targets:
+        return signature
+    parameters = list(signature.parameters.values())
+    targets = inspect.Parameter("targets", inspect.Parameter.KEYWORD_ONLY, default=None)
+    last = parameters[-1:] if parameters and parameters[-1].kind is targets.VAR_KEYWORD else []
+    return signature.replace(
+        parameters=[*parameters[: len(parameters) - len(last)], targets, *last]
+    )
