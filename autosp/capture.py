@@ -65,6 +65,7 @@ def capture(module: GraphModule) -> CapturedProgram:
         AutoSPError: a construct whose meaning the graph would not keep.
     """
     refuse_pieces(module)
+    _refuse_dynamic_sizes(module)
     num_checkpoints = _check_higher_order(module)
     _refuse_reads(module)
     placeholders = [node for node in module.graph.nodes if node.op == "placeholder"]
@@ -105,6 +106,20 @@ def refuse_pieces(module: GraphModule) -> None:
         hint="Sequence parallelism needs the whole forward as one graph: remove the construct "
         "at this line or move it out of the model's forward",
     )
+
+
+def _refuse_dynamic_sizes(module: GraphModule) -> None:
+    """A size that must stay symbolic: each length is compiled on its own here."""
+    for node in module.graph.find_nodes(op="placeholder"):
+        example = getattr(node.meta.get("grapharg"), "example", None)
+        marked = getattr(example, "_dynamo_dynamic_indices", None)
+        if marked:
+            raise AutoSPError(
+                f"dim {min(marked)} of {_graph_input(node).name} is marked dynamic, "
+                "but a compilation serves one length",
+                hint="Remove torch._dynamo.mark_dynamic (or use maybe_mark_dynamic): another "
+                "length compiles again by itself. Pad to a few lengths to keep these few",
+            )
 
 
 def _fake_mode_of(values: Sequence[Any]) -> FakeTensorMode:

@@ -193,3 +193,69 @@ def evaluation_without_gradients() -> float:
     compiled = autosp.compile(model, inner="eager")
     with torch.no_grad():
         return float((compiled(ids, labels) - model(ids, labels)).abs().max())
+
+
+def parts_of_the_sequence_on_each_rank() -> dict[str, float]:
+    """Each rank passes its own tokens; the ranks' parts differ in length."""
+    model = SmallModel(loss=logits_of)
+    ids, labels = tokens(2, 7)
+    expected = outer_loss(model(ids, labels), labels)
+    expected.backward()
+    reference = gradients_of(model)
+    model.zero_grad()
+    compiled = autosp.compile(
+        model,
+        loss=outer_loss,
+        inner="eager",
+        sharded_inputs={"ids": 1, "labels": 1, "targets": -1},
+    )
+    own = slice(0, 4) if dist.get_rank() == 0 else slice(4, 7)
+    loss = compiled(ids[:, own], labels=labels[:, own], targets=labels[:, own])
+    loss.backward()
+    autosp.average_gradients(model.parameters())
+    difference = largest_difference(reference, gradients_of(model))
+    return {"loss": abs(float(loss - expected)), "gradients": difference}
+
+
+class OfEmbeddings(torch.nn.Module):
+    """Takes embeddings instead of tokens."""
+
+    def __init__(self, inner: SmallModel) -> None:
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, inputs_embeds: torch.Tensor) -> torch.Tensor:
+        x = inputs_embeds + self.inner.attend(inputs_embeds)
+        return torch.sin(self.inner.logits(x)).mean()
+
+
+def parts_of_embeddings_on_each_rank() -> float:
+    """The embedding is looked up outside, per rank; its gradient must be right as well."""
+    inner = SmallModel()
+    model, ids = OfEmbeddings(inner), tokens(2, 8)[0]
+    model(F.embedding(ids, inner.embedding)).backward()
+    reference = gradients_of(model)
+    model.zero_grad()
+    compiled = autosp.compile(model, inner="eager", sharded_inputs={"inputs_embeds": 1})
+    own = ids.chunk(dist.get_world_size(), 1)[dist.get_rank()]
+    compiled(F.embedding(own, inner.embedding)).backward()
+    autosp.average_gradients(model.parameters())
+    return largest_difference(reference, gradients_of(model))
+
+
+def parts_that_do_not_fit_together() -> str:
+    compiled = autosp.compile(SmallModel(), inner="eager", sharded_inputs={"ids": 1})
+    ids, labels = tokens(2 + dist.get_rank(), 7)
+    try:
+        compiled(ids, labels)
+    except autosp.AutoSPError as error:
+        return str(error)
+    return "no error"
+
+
+def unknown_sharded_input() -> str:
+    try:
+        autosp.compile(SmallModel(), inner="eager", sharded_inputs={"input_id": 1})
+    except autosp.AutoSPError as error:
+        return str(error)
+    return "no error"
