@@ -24,6 +24,8 @@ from torch.fx.node import map_aggregate
 from autosp.errors import AutoSPError, GraphBreakError, MutationError
 from autosp.graph import attribute_path, is_mutation, is_user_file, source_location
 from autosp.modes import restored_modes
+from autosp.placement import Shard
+from autosp.runtime.gathered import GatheredOnUse
 
 InputKind = Literal["parameter", "buffer", "input"]
 
@@ -36,6 +38,8 @@ class GraphInput:
     """As the user writes it: ``layers.0.attn.q_proj.weight``, ``input_ids``."""
     kind: InputKind
     trainable: bool
+    cut: Shard | None = None
+    """How it arrives: as this rank's block of an earlier piece's output; None: whole."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,18 +57,20 @@ class CapturedProgram:
     """Regions of ``torch.utils.checkpoint``: computed as if they were not checkpointed."""
 
 
-def capture(module: GraphModule) -> CapturedProgram:
+def capture(module: GraphModule, *, allow_breaks: bool = False) -> CapturedProgram:
     """Trace a dynamo graph to the pre-dispatch level.
 
     Args:
         module: the graph that dynamo hands to a backend; its placeholders carry fakes.
+        allow_breaks: take a piece of the user's program for a whole one.
 
     Raises:
         GraphBreakError: the graph is only a piece of the user's program.
         MutationError: an in-place operator that cannot be made functional.
         AutoSPError: a construct whose meaning the graph would not keep.
     """
-    refuse_pieces(module)
+    if not allow_breaks:
+        refuse_pieces(module)
     _refuse_dynamic_sizes(module)
     num_checkpoints = _check_higher_order(module)
     _refuse_reads(module)
@@ -72,7 +78,7 @@ def capture(module: GraphModule) -> CapturedProgram:
     given = [node.meta["example_value"] for node in placeholders]
     fake_mode = _fake_mode_of(given)
     with torch._guards.tracing(None), fake_mode:
-        fakes = [_static(value) for value in given]
+        fakes = [_static(_whole(value)) for value in given]
     inputs = describe_inputs(module)
     program = _trace(module, fakes, fake_mode, functional=False)
     _name_inputs(program, inputs)
@@ -124,9 +130,19 @@ def _refuse_dynamic_sizes(module: GraphModule) -> None:
 
 def _fake_mode_of(values: Sequence[Any]) -> FakeTensorMode:
     for value in values:
-        if isinstance(value, FakeTensor):
-            return value.fake_mode
+        fake = value.local if isinstance(value, GatheredOnUse) else value
+        if isinstance(fake, FakeTensor):
+            return fake.fake_mode
     raise AutoSPError("the compiled region has no tensor input", hint="Compile the whole model")
+
+
+def _whole(value: Any) -> Any:
+    """The global tensor of a sharded output of an earlier piece; others as they are."""
+    if not isinstance(value, GatheredOnUse):
+        return value
+    with torch.no_grad():
+        whole = torch.empty(value.shape, dtype=value.dtype, device=value.device)
+    return whole.requires_grad_(value.local.requires_grad)
 
 
 def _static(value: Any) -> Any:
@@ -339,7 +355,8 @@ def _graph_input(node: Node) -> GraphInput:
     raw_name = getattr(source, "name", None)
     raw_name = raw_name() if callable(raw_name) else raw_name
     raw_name = raw_name if isinstance(raw_name, str) else node.name
-    trainable = isinstance(example, torch.Tensor) and example.requires_grad
+    carrier = example.local if isinstance(example, GatheredOnUse) else example
+    trainable = isinstance(carrier, torch.Tensor) and carrier.requires_grad
     kind: InputKind = "input"
     if (
         "_parameters[" in raw_name
@@ -349,8 +366,9 @@ def _graph_input(node: Node) -> GraphInput:
         kind = "parameter"
     elif "_buffers[" in raw_name or "_buffers'][" in raw_name:
         kind = "buffer"
+    cut = example.cut if isinstance(example, GatheredOnUse) else None
     name = attribute_path(raw_name) if kind != "input" else _user_argument(raw_name)
-    return GraphInput(name, kind, trainable)
+    return GraphInput(name, kind, trainable, cut)
 
 
 _LAST_KEY = re.compile(r"\['([^']+)'\](?:\[\d+\])*$")

@@ -86,7 +86,7 @@ def lower_to_rank(module: GraphModule, context: PassContext) -> RankCompilation:
         AutoSPError: a graph break, an unfit head count, nothing to shard ...
     """
     with context.running("capture", "trace the model to a pre-dispatch forward graph", {}) as index:
-        captured = capture(module)
+        captured = capture(module, allow_breaks=context.allow_breaks)
         verify_program(captured.program, "capture")
         snapshot = cache(lambda: snapshot_user_program(captured.program, index))
         context.snapshot(snapshot)

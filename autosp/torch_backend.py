@@ -48,12 +48,17 @@ class Backend:
         partitioner: str,
         recorder: Recorder,
         padding_fill: str,
+        allow_breaks: bool = False,
     ) -> None:
         self._group = group
         self._inner = inner_compiler(inner) if isinstance(inner, str) else inner
         self._partitioner = partitioner
         self._context = PassContext(
-            group.mesh, recorder, group_name=group.name, padding_fill=padding_fill
+            group.mesh,
+            recorder,
+            group_name=group.name,
+            padding_fill=padding_fill,
+            allow_breaks=allow_breaks,
         )
         self.compilations: list[RankCompilation] = []
         recorder.record(_run_started(group, self._inner.name, partitioner))
@@ -69,17 +74,26 @@ class Backend:
             compilation = lower_to_rank(module, self._context)
             self.compilations.append(compilation)
             compiled = compile_graphs(
-                compilation, example_inputs, inner=self._inner, partitioner=self._partitioner
+                compilation,
+                [_block(value) for value in example_inputs],
+                inner=self._inner,
+                partitioner=self._partitioner,
             )
-        if not compilation.outputs.any_sharded:
+        takes_blocks = any(given.cut is not None for given in compilation.captured.inputs)
+        if not compilation.outputs.any_sharded and not takes_blocks:
             return compiled
         leaves, group = compilation.outputs.leaves, self._group.group
 
         def run(*arguments: Any) -> Any:
-            results = compiled(*arguments)
+            results = compiled(*map(_block, arguments))
             return [_leave(r, leaf, group) for r, leaf in zip(results, leaves, strict=True)]
 
         return run
+
+
+def _block(value: Any) -> Any:
+    """This rank's block of a sharded output of an earlier piece; others as they are."""
+    return value.local if isinstance(value, GatheredOnUse) else value
 
 
 def _leave(result: Any, leaf: OutputLeaf | None, group: Any) -> Any:
@@ -111,6 +125,7 @@ def backend(
     partitioner: str = "min-cut",
     recorder: Recorder | None = None,
     padding_fill: str = "last",
+    allow_breaks: bool = False,
 ) -> Backend:
     """A backend for ``torch.compile``. Every rank must call it.
 
@@ -124,6 +139,8 @@ def backend(
         recorder: receives every decision and graph; see :mod:`autosp.events`.
         padding_fill: ``last`` or ``first``: which valid row fills padding rows. The result
             does not depend on it.
+        allow_breaks: where dynamo breaks the program, compile each piece; sharded tensors
+            go from piece to piece as blocks, and code between that reads one gathers it.
 
     Raises:
         MeshError: the mesh does not match the processes that run.
@@ -139,6 +156,7 @@ def backend(
         partitioner=partitioner,
         recorder=recorder or SilentRecorder(),
         padding_fill=padding_fill,
+        allow_breaks=allow_breaks,
     )
 
 
@@ -164,6 +182,7 @@ def compile(  # noqa: A001  the name users expect beside torch.compile
     partitioner: str = "min-cut",
     recorder: Recorder | None = None,
     padding_fill: str = "last",
+    allow_breaks: bool = False,
 ) -> torch.nn.Module:
     """Compile a model for sequence-parallel training; call the result like the model.
 
@@ -176,7 +195,7 @@ def compile(  # noqa: A001  the name users expect beside torch.compile
             sequence dim: ``{"input_ids": 1, "labels": 1}``. They are gathered before the
             compiled region, in the order of the ranks; parts may differ in length. Inputs
             that are not named are full on each rank.
-        mesh, inner, partitioner, recorder, padding_fill: see :func:`backend`.
+        mesh, inner, partitioner, recorder, padding_fill, allow_breaks: see :func:`backend`.
 
     Raises:
         AutoSPError: as :func:`backend`; errors of the compilation come with the first call.
@@ -187,9 +206,10 @@ def compile(  # noqa: A001  the name users expect beside torch.compile
         partitioner=partitioner,
         recorder=recorder,
         padding_fill=padding_fill,
+        allow_breaks=allow_breaks,
     )
     region = model if loss is None else _WithLoss(model, loss)
-    compiled = torch.compile(region, backend=entry, fullgraph=True, dynamic=False)
+    compiled = torch.compile(region, backend=entry, fullgraph=not allow_breaks, dynamic=False)
     if not sharded_inputs:
         return cast(torch.nn.Module, compiled)
     signature = _signature(model, takes_targets=loss is not None)

@@ -17,6 +17,7 @@ from torch.fx import Graph, GraphModule, Node
 from torch.fx._lazy_graph_module import _make_graph_module
 from torch.fx.node import map_aggregate
 
+from autosp.capture import GraphInput
 from autosp.errors import RandomnessError, VerificationError
 from autosp.events import Alternative, Finding
 from autosp.graph import TAG_KEY, LocalTag, module_path, shape_of, source_location, tensor_of
@@ -89,8 +90,18 @@ class _Walk:
         """User's node -> blocks of it that were computed instead of, or beside, the whole."""
         self._fallbacks: Counter[str] = Counter()
         # One rank holds everything: no seeds, so that every value stays whole.
-        seeds = find_seeds(program.graph) if context.mesh.sp > 1 else ()
+        seeds = self._find_seeds() if context.mesh.sp > 1 else ()
         self._seeds = {seed.node: seed for seed in seeds}
+
+    def _find_seeds(self) -> tuple[Seed, ...]:
+        if self._context.allow_breaks and not attention_sites(self._program.graph):
+            self._decide(
+                "analysis", "seed", "", "nothing is cut in this piece",
+                "a piece of a broken program without attention: its inputs stay as they come",
+                rule="propagate",
+            )  # fmt: skip
+            return ()
+        return find_seeds(self._program.graph)
 
     def run(self) -> ShardedProgram:
         self._announce_seeds()
@@ -125,8 +136,14 @@ class _Walk:
         tensor = tensor_of(node)
         if tensor is None:
             return local
-        local.meta[TAG_KEY] = LocalTag(node.name, "input", REPLICATE, shape_of(node), True)
-        return Value(local, REPLICATE, shape_of(node))
+        shape, given = shape_of(node), node.meta.get("autosp_input")
+        cut = given.cut if isinstance(given, GraphInput) else None
+        if cut is not None:
+            block = local_shape(shape, cut, self._context.mesh.sp)
+            local.meta["val"] = tensor.new_empty(block).requires_grad_(tensor.requires_grad)
+        placement = REPLICATE if cut is None else cut
+        local.meta[TAG_KEY] = LocalTag(node.name, "input", placement, shape, True)
+        return Value(local, placement, shape)
 
     def _attribute(self, node: Node) -> Value | Node:
         assert isinstance(node.target, str)
@@ -331,6 +348,8 @@ class _Walk:
             if seed.node.op != "placeholder":
                 continue
             whole = self._values[seed.node]
+            if whole.placement != REPLICATE:  # the block that an earlier piece left
+                continue
             with self._builder.on_behalf_of(seed.node):
                 cut = self._sequence_cut(whole.shape, seed.dim)
                 self._values[seed.node] = self._redistribute(

@@ -18,6 +18,7 @@ import torch.distributed as dist
 import torch.nn.functional as F
 
 import autosp
+from autosp.events import ListRecorder, PassStarted
 from autosp.verification import VerifyRequest, verify_on_this_rank
 from tests.support.programs import VOCABULARY, SmallModel, tokens
 
@@ -259,3 +260,68 @@ def unknown_sharded_input() -> str:
     except autosp.AutoSPError as error:
         return str(error)
     return "no error"
+
+
+class Broken(torch.nn.Module):
+    """Two blocks with constructs between them that dynamo cannot trace."""
+
+    def __init__(self, read: Callable[[torch.Tensor], None] | None = None) -> None:
+        super().__init__()
+        self.first, self.second = SmallModel(), SmallModel()
+        self.read = read
+        self.lengths: list[int] = []
+
+    def forward(self, ids: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        x = F.embedding(ids, self.first.embedding)
+        x = x + self.first.attend(x)
+        torch._dynamo.graph_break()
+        self.lengths.append(x.shape[1])
+        if self.read is not None:
+            self.read(x)
+        x = torch.sin(x + self.second.attend(x))
+        torch._dynamo.graph_break()
+        logits = self.second.logits(x)
+        loss = F.cross_entropy(logits[:, :-1].flatten(0, 1), labels[:, 1:].flatten())
+        return loss + 0.1 * torch.logsumexp(logits, -1).square().mean()
+
+
+def broken_program(read: Callable[[torch.Tensor], None] | None = None) -> dict[str, Any]:
+    """Pieces of a broken program, with how many gathers happened between them."""
+    from autosp.runtime import gathered
+
+    counted = {"gathers": 0}
+    gather_blocks = gathered.gather_blocks
+
+    def counting(*arguments: Any) -> torch.Tensor:
+        counted["gathers"] += 1
+        return gather_blocks(*arguments)
+
+    model, (ids, labels) = Broken(read), tokens(2, 7)
+    expected = model(ids, labels)
+    expected.backward()
+    reference = gradients_of(model)
+    model.zero_grad()
+    recorder = ListRecorder()
+    compiled = autosp.compile(model, inner="eager", allow_breaks=True, recorder=recorder)
+    gathered.gather_blocks = counting
+    try:
+        loss = compiled(ids, labels)
+        loss.backward()
+    finally:
+        gathered.gather_blocks = gather_blocks
+    autosp.average_gradients(model.parameters())
+    pieces = {event.compilation for event in recorder.events if isinstance(event, PassStarted)}
+    return {
+        "loss": abs(float(loss.detach() - expected.detach())),
+        "gradients": largest_difference(reference, gradients_of(model)),
+        "pieces": len(pieces),
+        **counted,
+    }
+
+
+def read_a_sum(x: torch.Tensor) -> None:
+    assert float(x.detach().sum()) != 0
+
+
+def broken_program_that_reads() -> dict[str, Any]:
+    return broken_program(read_a_sum)
