@@ -22,6 +22,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.node import map_aggregate
 
 from autosp.errors import AutoSPError, GraphBreakError, MutationError
+from autosp.events import SourceLocation
 from autosp.graph import attribute_path, is_mutation, is_user_file, source_location
 from autosp.modes import restored_modes
 from autosp.placement import Shard
@@ -95,22 +96,38 @@ def capture(module: GraphModule, *, allow_breaks: bool = False) -> CapturedProgr
     return CapturedProgram(program, inputs, fake_mode, mutations, tuple(fakes), num_checkpoints)
 
 
-def refuse_pieces(module: GraphModule) -> None:
-    """Raise if dynamo broke the user's program before or inside this graph."""
+@dataclass(frozen=True, slots=True)
+class GraphBreak:
+    """Why and where dynamo ended a piece of the user's program."""
+
+    reason: str
+    source: SourceLocation | None
+
+
+def graph_break_after(module: GraphModule) -> GraphBreak | None:
+    """The break at which this graph ends, or None: it ends with the user's program."""
     reason = getattr(module, "compile_subgraph_reason", None)
     if reason is None or not getattr(reason, "graph_break", False):
-        return
-    where = ""
+        return None
+    source = None
     for frame in reversed(list(getattr(reason, "user_stack", []) or [])):
-        where = f"{frame.filename}:{frame.lineno} in {frame.name}"
+        source = SourceLocation(frame.filename, frame.lineno or 0, frame.name, frame.line or "")
         if is_user_file(frame.filename):
             break
-    first_line = str(reason.reason).strip().splitlines()[0]
+    return GraphBreak(str(reason.reason).strip().splitlines()[0], source)
+
+
+def refuse_pieces(module: GraphModule) -> None:
+    """Raise if dynamo broke the user's program before or inside this graph."""
+    found = graph_break_after(module)
+    if found is None:
+        return
+    source = found.source
     raise GraphBreakError(
-        f"graph break: {first_line}",
-        where=where,
-        hint="Sequence parallelism needs the whole forward as one graph: remove the construct "
-        "at this line or move it out of the model's forward",
+        f"graph break: {found.reason}",
+        where=f"{source.file}:{source.line} in {source.function}" if source else "",
+        hint="Remove the construct at this line or move it out of the model's forward; or "
+        "compile each piece with --allow-breaks (allow_breaks=True)",
     )
 
 

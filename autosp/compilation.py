@@ -19,9 +19,9 @@ from torch.fx import GraphModule, Node
 from torch.fx._lazy_graph_module import _use_lazy_graph_module
 from torch.utils._pytree import tree_leaves
 
-from autosp.capture import CapturedProgram, GraphInput, capture
+from autosp.capture import CapturedProgram, GraphInput, capture, graph_break_after
 from autosp.cost.step import CompiledStep
-from autosp.events import GraphSnapshot
+from autosp.events import Finding, GraphSnapshot
 from autosp.graph import is_view, output_node, tensor_of
 from autosp.inner import InnerCompiler
 from autosp.outputs import OutputPlan, plan_outputs
@@ -91,6 +91,8 @@ def lower_to_rank(module: GraphModule, context: PassContext) -> RankCompilation:
         snapshot = cache(lambda: snapshot_user_program(captured.program, index))
         context.snapshot(snapshot)
     _report_functionalisation(captured, context, snapshot)
+    if context.allow_breaks:
+        _report_break(module, context)
     program = run_passes(
         captured.program,
         PROGRAM_PASSES,
@@ -99,6 +101,22 @@ def lower_to_rank(module: GraphModule, context: PassContext) -> RankCompilation:
         verify=lambda p, name: verify_program(p, name),
     )
     return _shard(captured, program, context)
+
+
+def _report_break(module: GraphModule, context: PassContext) -> None:
+    found = graph_break_after(module)
+    if found is not None:
+        context.find(
+            Finding(
+                code="graph-break",
+                severity="warning",
+                message=f"piece {context.compilation + 1} of the program ends at a graph break: "
+                f"{found.reason}",
+                source=found.source,
+                hint="Each piece is compiled on its own, and memory and time of the whole step "
+                "are not estimated: remove the construct or move it out of the forward",
+            )
+        )
 
 
 def _report_functionalisation(

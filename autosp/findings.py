@@ -9,6 +9,7 @@ code                        severity  meaning
 ``unclassified-collective`` warning   a communication operator that is not understood
 ``nothing-to-train``        error     no parameter needs a gradient: there is no backward
 ``gathered-operator``       warning   an operator ran replicated for want of a rule
+``graph-break``             warning   dynamo ended a piece of the program here (allowed)
 ``replicated-sequence``     info      large tensors of the whole sequence are on every rank
 ``checkpoint-inlined``      warning   torch.utils.checkpoint regions are not kept as such
 ``does-not-fit``            error     the estimated peak exceeds the device's memory

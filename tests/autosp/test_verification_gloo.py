@@ -49,6 +49,8 @@ ENTRIES = {
     "parts of embeddings": gloo_cases.parts_of_embeddings_on_each_rank,
     "unfit parts": gloo_cases.parts_that_do_not_fit_together,
     "unknown part": gloo_cases.unknown_sharded_input,
+    "broken": gloo_cases.broken_program,
+    "broken and read": gloo_cases.broken_program_that_reads,
 }
 FOUR_RANKS = {
     **sample_cases(SAMPLES, (2, 13, "float64"), ranks=4),
@@ -145,6 +147,15 @@ def test_parts_of_different_batches_are_an_error(two):
 def test_an_unknown_sharded_input_is_an_error(two):
     assert "'input_id', which the model's forward does not take" in two["unknown part"]
     assert "ids, labels" in two["unknown part"]
+
+
+@pytest.mark.parametrize(("name", "pieces"), [("broken", 3), ("broken and read", 4)])
+def test_pieces_of_a_broken_program_hand_blocks_on_and_are_right(two, name, pieces):
+    found = two[name]
+    assert found["loss"] < 1e-12
+    assert found["gradients"] < 1e-12
+    assert found["gathers"] == 0
+    assert found["pieces"] == pieces
 
 
 def test_a_failing_rank_is_one_clear_line():

@@ -271,8 +271,8 @@ class Broken(torch.nn.Module):
         self.read = read
         self.lengths: list[int] = []
 
-    def forward(self, ids: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-        x = F.embedding(ids, self.first.embedding)
+    def forward(self, input_ids: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        x = F.embedding(input_ids, self.first.embedding)
         x = x + self.first.attend(x)
         torch._dynamo.graph_break()
         self.lengths.append(x.shape[1])
