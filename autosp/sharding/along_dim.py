@@ -65,6 +65,26 @@ def group_norm(op: Operation) -> Formula:
     return Formula(function, (source, weight, bias))
 
 
+def batch_norm(op: Operation) -> Formula:
+    """Over all but the channels: by given statistics, or by those of the batch."""
+    source, weight, bias, mean, variance, training, _, eps = op.args[:8]
+    if training and mean is not None:
+        raise NoRule("batch normalisation that updates running statistics")
+
+    def function(x: Any, weight: Any, bias: Any, mean: Any, variance: Any) -> Any:
+        dims = [dim for dim in range(x.dim()) if dim != 1]
+        per_channel = [1, -1, *[1] * (x.dim() - 2)]
+        wide = x.to(torch.promote_types(x.dtype, torch.float32))
+        if training:
+            variance, mean = torch.var_mean(wide, dims, correction=0)
+        scale = (variance + eps).rsqrt()
+        result = (wide - mean.reshape(per_channel)) * scale.reshape(per_channel)
+        result = result if weight is None else result * weight.reshape(per_channel)
+        return (result if bias is None else result + bias.reshape(per_channel)).to(x.dtype)
+
+    return Formula(function, (source, weight, bias, mean, variance))
+
+
 def softmax(op: Operation) -> Value | Formula:
     """Along a cut dim: the global maximum and the global sum, both small."""
     source: Value = op.args[0]
@@ -120,6 +140,7 @@ RULES: dict[Any, RuleOrFormula] = {
     aten.layer_norm.default: normalisation,
     aten.rms_norm.default: normalisation,
     aten.group_norm.default: group_norm,
+    aten.batch_norm.default: batch_norm,
     aten.softmax.int: softmax,
     aten._softmax.default: softmax,
     aten.log_softmax.int: softmax,

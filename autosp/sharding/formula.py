@@ -15,8 +15,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensor
-from torch.fx import Graph, Node
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch._subclasses.functional_tensor import FunctionalTensorMode, dispatch_functionalize
+from torch.fx import GraphModule, Node
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.node import map_aggregate
 
@@ -32,6 +33,8 @@ class Formula:
 
     function: Callable[..., Any]
     args: tuple[Any, ...]
+    is_composite: bool = False
+    """Then the operator must not come back whole among its own parts."""
 
 
 Placed = Value | list[Value]
@@ -46,7 +49,13 @@ def is_composite(target: Any) -> bool:
 
 def composite(op: Operation) -> Formula:
     """What the operator consists of."""
-    return Formula(lambda args, kwargs: op.target.decompose(*args, **kwargs), (op.args, op.kwargs))
+
+    def function(args: Any, kwargs: Any) -> Any:
+        # A torch function mode, the tracer's among them, would bring the operator back whole.
+        with torch._C.DisableTorchFunction():
+            return op.target.decompose(*args, **kwargs)
+
+    return Formula(function, (op.args, op.kwargs), is_composite=True)
 
 
 def apply_rule(rule: RuleOrFormula, find_rule: FindRule, op: Operation) -> Placed:
@@ -69,7 +78,12 @@ def apply_rule(rule: RuleOrFormula, find_rule: FindRule, op: Operation) -> Place
 def _evaluated(result: Placed | Formula, find_rule: FindRule, op: Operation) -> Placed:
     if not isinstance(result, Formula):
         return result
-    return _evaluate(_traced(result), _values(result), find_rule, op)
+    whole = op.target if result.is_composite else None
+
+    def find_part(target: Any) -> Callable[[Operation], Placed] | None:
+        return None if target is whole else find_rule(target)
+
+    return _evaluate(_traced(result), _values(result), find_part, op)
 
 
 def _summed(op: Operation) -> Operation:
@@ -95,7 +109,7 @@ def _values(formula: Formula) -> list[Value]:
     return found
 
 
-def _traced(formula: Formula) -> Graph:
+def _traced(formula: Formula) -> GraphModule:
     """The function on tensors of the global shapes, as a graph of operators."""
     values = _values(formula)
     mode = next(v.local.fake_mode for v in values if isinstance(v.local, FakeTensor))
@@ -109,22 +123,38 @@ def _traced(formula: Formula) -> Graph:
         )
         return formula.function(*args)
 
-    # A backend's tracing context would bring a fake mode of its own.
-    with torch._guards.tracing(None), mode:
-        program = make_fx(run, pre_dispatch=True)(*tensors)
+    program = _trace(run, tensors, mode)
+    if any(is_mutation(node) for node in program.graph.nodes):
+        functional = FunctionalTensorMode(pre_dispatch=True, export=True)
+        program = _trace(dispatch_functionalize(run, functional), tensors, mode)
     program.graph.eliminate_dead_code()
-    return program.graph
+    return program
 
 
-def _evaluate(graph: Graph, inputs: list[Value], find_rule: FindRule, op: Operation) -> Placed:
+def _trace(run: Callable[..., Any], tensors: list[torch.Tensor], mode: FakeTensorMode) -> Any:
+    constants_allowed, mode.allow_non_fake_inputs = mode.allow_non_fake_inputs, True
+    try:
+        # A backend's tracing context would bring a fake mode of its own.
+        with torch._guards.tracing(None), mode:
+            return make_fx(run, pre_dispatch=True)(*tensors)
+    finally:
+        mode.allow_non_fake_inputs = constants_allowed
+
+
+def _evaluate(
+    program: GraphModule, inputs: list[Value], find_rule: FindRule, op: Operation
+) -> Placed:
     def decide(status: Any, topic: str, _: str, *rest: Any, **more: Any) -> None:
         op._decide(status, topic, op.node.name, *rest, **more)
 
     known: dict[Node, Any] = {}
     remaining = iter(inputs)
-    for node in graph.nodes:
+    for node in program.graph.nodes:
         if node.op == "placeholder":
             known[node] = next(remaining)
+            continue
+        if node.op == "get_attr":
+            known[node] = _constant(op, getattr(program, str(node.target)))
             continue
         args, kwargs = map_aggregate(
             (node.args, node.kwargs), lambda a: known[a] if isinstance(a, Node) else a
@@ -138,6 +168,15 @@ def _evaluate(graph: Graph, inputs: list[Value], find_rule: FindRule, op: Operat
         part = replace(op, node=node, args=args, kwargs=kwargs, _decide=decide)
         known[node] = _part(part, find_rule)
     raise AssertionError("a graph without output")
+
+
+def _constant(op: Operation, value: Any) -> Value:
+    if not isinstance(value, torch.Tensor) or value.dim() != 0:
+        raise NoRule(f"{op.target} makes a constant tensor")
+    number = op.emit(
+        torch.ops.aten.scalar_tensor.default, value.item(), dtype=value.dtype, device=value.device
+    )
+    return Value(number, REPLICATE, ())
 
 
 def _part(op: Operation, find_rule: FindRule) -> Placed:

@@ -12,6 +12,7 @@ from typing import Any
 from autosp.sharding import (
     along_dim,
     attention,
+    factories,
     formula,
     indexing,
     linear_algebra,
@@ -29,6 +30,7 @@ RULES: dict[Any, RuleOrFormula] = {
     **linear_algebra.RULES,
     **along_dim.RULES,
     **reductions.RULES,
+    **factories.RULES,
     **indexing.RULES,
     **loss.RULES,
     **attention.RULES,

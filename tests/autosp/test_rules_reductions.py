@@ -185,12 +185,14 @@ def test_a_mean_over_flattened_rows_with_padding():
 def test_normalisation_over_the_sequence():
     def body(model, x):
         weight = model.bias.expand(x.shape[1], -1)
+        mean = model.bias.detach()
         return (
             F.layer_norm(x, x.shape[1:], weight, weight).sin(),
             F.rms_norm(x, x.shape[1:]).sin(),
             F.group_norm(x.transpose(1, 2), 4, model.bias, model.bias).sin(),
             F.group_norm(x.reshape(-1, WIDTH), 4).sin(),
             F.instance_norm(x.transpose(1, 2)).sin(),
+            F.batch_norm(x.mT, mean, mean.exp(), model.bias, model.bias).sin(),
         )
 
     assert_right(SmallModel(after=body))
