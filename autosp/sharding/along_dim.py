@@ -131,7 +131,6 @@ DIM_ARGUMENTS: dict[Any, tuple[int, int | None]] = {
     aten.cummin.default: (1, None),
     aten.logcumsumexp.default: (1, None),
     aten.glu.default: (1, -1),
-    aten.roll.default: (2, None),
 }
 """Operator -> position and default of its ``dim`` argument."""
 

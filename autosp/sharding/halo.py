@@ -3,7 +3,8 @@
 Rank ``r`` wants rows ``start + r * step`` to ``start + r * step + length`` of the whole dim.
 Every rank sends to each other rank what that one's window has of its own rows, in one
 all-to-all with uneven splits: shifts, convolutions and new block sizes move a few rows at
-the edges, and only between the ranks concerned. What lies outside the sequence is filled.
+the edges, only between the ranks concerned; a rank's own rows stay where they are. What
+lies outside the sequence is filled.
 """
 
 from __future__ import annotations
@@ -64,13 +65,21 @@ class Traffic:
     def distances(self) -> list[int]:
         """``receiver - sender`` of all pairs between which rows move, ascending."""
         ranks = range(self.num_ranks)
-        return sorted({r - s for s in ranks for r in ranks if self.count(s, r)})
+        return sorted({r - s for s in ranks for r in ranks if r != s and self.count(s, r)})
+
+
+@dataclass(frozen=True, slots=True)
+class Fill:
+    """``value`` for the rows before the sequence, and after it up to position ``end``."""
+
+    value: float
+    end: int
 
 
 def fetch(
-    builder: ProgramBuilder, value: Value, window: Window, *, fill: float | None = None
+    builder: ProgramBuilder, value: Value, window: Window, *, fill: Fill | None = None
 ) -> Node:
-    """The window's rows on this rank; ``fill`` outside the sequence, else the nearest row.
+    """The window's rows on this rank; where ``fill`` says nothing, the nearest row.
 
     ``value`` must be cut plainly: contiguous blocks, neither strided nor with inner rows.
     """
@@ -78,12 +87,11 @@ def fetch(
     assert isinstance(cut, Shard) and is_plain(value, cut), cut
     block, rank = cut.block(builder.num_ranks), builder.rank
     traffic = Traffic(window, block, cut.atom, builder.num_ranks)
-    if traffic.distances() == [0]:
-        first, end = traffic.rows(rank, rank)
-        with builder.role("slice"):
-            rows = builder.emit(aten.slice.Tensor, value.node, cut.dim, first, end)
-    else:
-        rows = _exchange(builder, value, cut, traffic)
+    first, end = traffic.rows(rank, rank)
+    with builder.role("slice"):
+        rows = builder.emit(aten.slice.Tensor, value.node, cut.dim, first, end)
+    if traffic.distances():
+        rows = _exchange(builder, value, cut, traffic, rows)
     return _completed(builder, rows, value, cut, window, fill)
 
 
@@ -92,29 +100,38 @@ def is_plain(value: Value, cut: Shard) -> bool:
     return cut.outer == 1 and cut.order == "contiguous" and value.shape[cut.dim] == cut.atom
 
 
-def _exchange(builder: ProgramBuilder, value: Value, cut: Shard, traffic: Traffic) -> Node:
+def _exchange(
+    builder: ProgramBuilder, value: Value, cut: Shard, traffic: Traffic, own: Node
+) -> Node:
+    """The rows of lower ranks, ``own`` rows, the rows of higher ranks."""
     num_ranks, rank, dim = builder.num_ranks, builder.rank, cut.dim
+    others = [other for other in range(num_ranks) if other != rank]
     with builder.role("pack"):
         node = builder.emit(aten.movedim.int, value.node, dim, 0) if dim else value.node
         parts = []
         for distance in traffic.distances():
-            receiver = rank + distance
-            known = 0 <= receiver < num_ranks
-            first, end = traffic.rows(rank, receiver) if known else (0, 0)
+            known = rank + distance in others
+            first, end = traffic.rows(rank, rank + distance) if known else (0, 0)
             parts.append(builder.emit(aten.slice.Tensor, node, 0, first, end))
         packed = builder.emit(aten.cat.default, parts, 0)
-    sends = [traffic.count(rank, receiver) for receiver in range(num_ranks)]
-    receives = [traffic.count(sender, rank) for sender in range(num_ranks)]
+    sends, receives = [0] * num_ranks, [0] * num_ranks
+    for other in others:
+        sends[other], receives[other] = traffic.count(rank, other), traffic.count(other, rank)
     with builder.role("collective"):
         started = builder.emit(
             functional.all_to_all_single.default, packed, receives, sends, builder.group_name
         )
-        tag = CollectiveTag("all_to_all", "sp", num_ranks, str(cut), "rows of neighbours")
+        tag = CollectiveTag("all_to_all", "sp", num_ranks, str(cut), "rows of other ranks")
         builder.amend(started, collective=tag)
     with builder.role("wait"):
         received = builder.emit(functional.wait_tensor.default, started)
     with builder.role("unpack"):
-        return builder.emit(aten.movedim.int, received, 0, dim) if dim else received
+        if dim:
+            received = builder.emit(aten.movedim.int, received, 0, dim)
+        before, total = sum(receives[:rank]), sum(receives)
+        lower = builder.emit(aten.slice.Tensor, received, dim, 0, before)
+        higher = builder.emit(aten.slice.Tensor, received, dim, before, total)
+        return builder.emit(aten.cat.default, [lower, own, higher], dim)
 
 
 def _completed(
@@ -123,7 +140,7 @@ def _completed(
     value: Value,
     cut: Shard,
     window: Window,
-    fill: float | None,
+    fill: Fill | None,
 ) -> Node:
     """As many rows as the window has."""
     ranks, dim = range(builder.num_ranks), cut.dim
@@ -140,18 +157,26 @@ def _completed(
         kept = max(window.length - max(front, 0) - max(back, 0), 0)
         front = min(max(front, 0), window.length)
         node = _repeated(builder, rows, dim, front, kept, window.length - front - kept)
-        if fill is None:
-            return node
-        begin = window.begin(builder.rank)
-        position = builder.emit(
-            aten.arange.start, begin, begin + window.length, device=value.local.device
-        )
-        clamped = builder.emit(aten.clamp.default, position, 0, cut.atom - 1)
-        inside = builder.emit(aten.eq.Tensor, position, clamped)
-        shape = [1] * len(value.shape)
-        shape[dim] = -1
-        inside = builder.emit(aten.reshape.default, inside, shape)
-        return builder.emit(aten.where.ScalarOther, inside, node, fill)
+        return node if fill is None else _filled(builder, node, value, cut, window, fill)
+
+
+def _filled(
+    builder: ProgramBuilder, node: Node, value: Value, cut: Shard, window: Window, fill: Fill
+) -> Node:
+    begin = window.begin(builder.rank)
+    position = builder.emit(
+        aten.arange.start, begin, begin + window.length, device=value.local.device
+    )
+    outside = builder.emit(aten.lt.Scalar, position, 0)
+    if fill.end > cut.atom:
+        after = builder.emit(aten.ge.Scalar, position, cut.atom)
+        ends = builder.emit(aten.lt.Scalar, position, fill.end)
+        after = builder.emit(aten.logical_and.default, after, ends)
+        outside = builder.emit(aten.logical_or.default, outside, after)
+    shape = [1] * len(value.shape)
+    shape[cut.dim] = -1
+    outside = builder.emit(aten.reshape.default, outside, shape)
+    return builder.emit(aten.where.ScalarSelf, outside, fill.value, node)
 
 
 def _repeated(

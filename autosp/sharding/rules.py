@@ -12,6 +12,7 @@ from typing import Any
 from autosp.sharding import (
     along_dim,
     attention,
+    convolution,
     factories,
     formula,
     indexing,
@@ -19,6 +20,7 @@ from autosp.sharding import (
     loss,
     pointwise,
     reductions,
+    shifts,
     views,
 )
 from autosp.sharding.formula import RuleOrFormula
@@ -27,6 +29,8 @@ from autosp.sharding.operation import Rule
 RULES: dict[Any, RuleOrFormula] = {
     **pointwise.RULES,
     **views.RULES,
+    **shifts.RULES,
+    **convolution.RULES,
     **linear_algebra.RULES,
     **along_dim.RULES,
     **reductions.RULES,
