@@ -125,11 +125,8 @@ DIM_ARGUMENTS: dict[Any, tuple[int, int | None]] = {
     aten.argsort.default: (1, -1),
     aten.argsort.stable: (2, -1),
     aten.topk.default: (2, -1),
-    aten.cumsum.default: (1, None),
-    aten.cumprod.default: (1, None),
     aten.cummax.default: (1, None),
     aten.cummin.default: (1, None),
-    aten.logcumsumexp.default: (1, None),
     aten.glu.default: (1, -1),
 }
 """Operator -> position and default of its ``dim`` argument."""

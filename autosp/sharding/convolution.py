@@ -8,7 +8,7 @@ import torch
 
 from autosp.placement import REPLICATE
 from autosp.sharding.builder import Value
-from autosp.sharding.formula import RuleOrFormula
+from autosp.sharding.formula import Formula, RuleOrFormula
 from autosp.sharding.halo import Fill, Window, fetch
 from autosp.sharding.operation import NoRule, Operation
 from autosp.sharding.rows import cut_of
@@ -57,6 +57,21 @@ def convolution(op: Operation) -> Value:
     return op.result(node, blocks_of(cut, size, block, num_ranks))
 
 
+def named_padding(op: Operation) -> Formula:
+    """``padding="same"`` and ``"valid"`` in numbers, as ``conv1d`` has them."""
+    kernel, dilation = op.args[1].shape[2], _per_dim(op.argument(5, "dilation", [1]), 1)[0]
+    total = dilation * (kernel - 1) if op.argument(4, "padding", "valid") == "same" else 0
+    stride, groups = op.argument(3, "stride", 1), op.argument(6, "groups", 1)
+
+    def function(x: Any, weight: Any, bias: Any) -> Any:
+        front, back = total // 2, total - total // 2
+        if front != back:
+            x = torch.nn.functional.pad(x, (0, back - front))
+        return torch.nn.functional.conv1d(x, weight, bias, stride, front, dilation, groups)
+
+    return Formula(function, (op.args[0], op.args[1], op.argument(2, "bias")))
+
+
 def _per_dim(given: Any, num_spatial: int) -> list[int]:
     values = [given] if isinstance(given, int) else list(given)
     return values * num_spatial if len(values) == 1 else values
@@ -65,4 +80,5 @@ def _per_dim(given: Any, num_spatial: int) -> list[int]:
 RULES: dict[Any, RuleOrFormula] = {
     aten.conv1d.default: convolution,
     aten.conv2d.default: convolution,
+    aten.conv1d.padding: named_padding,
 }

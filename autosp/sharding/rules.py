@@ -20,6 +20,7 @@ from autosp.sharding import (
     loss,
     pointwise,
     reductions,
+    scans,
     shifts,
     views,
 )
@@ -34,6 +35,7 @@ RULES: dict[Any, RuleOrFormula] = {
     **linear_algebra.RULES,
     **along_dim.RULES,
     **reductions.RULES,
+    **scans.RULES,
     **factories.RULES,
     **indexing.RULES,
     **loss.RULES,
