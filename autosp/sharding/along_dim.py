@@ -127,7 +127,6 @@ DIM_ARGUMENTS: dict[Any, tuple[int, int | None]] = {
     aten.topk.default: (2, -1),
     aten.cummax.default: (1, None),
     aten.cummin.default: (1, None),
-    aten.glu.default: (1, -1),
 }
 """Operator -> position and default of its ``dim`` argument."""
 

@@ -21,6 +21,7 @@ from autosp.sharding import (
     pointwise,
     reductions,
     scans,
+    shapes,
     shifts,
     views,
 )
@@ -30,6 +31,7 @@ from autosp.sharding.operation import Rule
 RULES: dict[Any, RuleOrFormula] = {
     **pointwise.RULES,
     **views.RULES,
+    **shapes.RULES,
     **shifts.RULES,
     **convolution.RULES,
     **linear_algebra.RULES,
