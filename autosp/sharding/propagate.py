@@ -245,7 +245,29 @@ class _Walk:
                 else a
             ),
         )
-        return self._replicated(replace(operation, args=args, kwargs=kwargs))
+        whole = self._replicated(replace(operation, args=args, kwargs=kwargs))
+        return self._cut_again(operation, whole)
+
+    def _cut_again(self, operation: Operation, whole: Any) -> Any:
+        """Floating results that have the sharded dim go on sharded: what follows need not pay."""
+        cuts = [value for value in operation.values() if isinstance(value.placement, Shard)]
+        if not cuts:
+            return whole
+        source, cut = cuts[0], cuts[0].placement
+        assert isinstance(cut, Shard)
+
+        def again(value: Any) -> Any:
+            is_like = (
+                isinstance(value, Value)
+                and value.dtype.is_floating_point
+                and len(value.shape) == len(source.shape)
+                and value.shape[cut.dim] == source.shape[cut.dim]
+            )
+            if not is_like:
+                return value
+            return self._redistribute(value, cut, "what follows goes on sharded", None)
+
+        return [again(value) for value in whole] if isinstance(whole, list) else again(whole)
 
     def _output(self, node: Node) -> None:
         leaves: list[Placement | None] = []
