@@ -21,8 +21,9 @@ from torch.fx import GraphModule, Interpreter, Node
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.node import map_aggregate
 
+from autosp.checkpoint_regions import CHECKPOINT, CheckpointRegion, region_of
 from autosp.errors import AutoSPError, GraphBreakError, MutationError
-from autosp.graph import attribute_path, is_mutation, is_user_file, source_location
+from autosp.graph import REGION_KEY, attribute_path, is_mutation, is_user_file, source_location
 from autosp.modes import restored_modes
 
 InputKind = Literal["parameter", "buffer", "input"]
@@ -49,8 +50,8 @@ class CapturedProgram:
     """In-place operators that were made functional."""
     fake_inputs: tuple[Any, ...] = ()
     """What dynamo traced with, in calling order; trainable ones require a gradient."""
-    num_checkpoints: int = 0
-    """Regions of ``torch.utils.checkpoint``: computed as if they were not checkpointed."""
+    checkpoints: tuple[CheckpointRegion, ...] = ()
+    """Regions of ``torch.utils.checkpoint``, in program order."""
 
 
 def capture(module: GraphModule) -> CapturedProgram:
@@ -65,7 +66,7 @@ def capture(module: GraphModule) -> CapturedProgram:
         AutoSPError: a construct whose meaning the graph would not keep.
     """
     refuse_pieces(module)
-    num_checkpoints = _check_higher_order(module)
+    _check_higher_order(module)
     _refuse_reads(module)
     placeholders = [node for node in module.graph.nodes if node.op == "placeholder"]
     given = [node.meta["example_value"] for node in placeholders]
@@ -73,19 +74,19 @@ def capture(module: GraphModule) -> CapturedProgram:
     with torch._guards.tracing(None), fake_mode:
         fakes = [_static(value) for value in given]
     inputs = describe_inputs(module)
-    program = _trace(module, fakes, fake_mode, functional=False)
+    program, checkpoints = _trace(module, fakes, fake_mode, functional=False)
     _name_inputs(program, inputs)
     mutations = tuple(_describe(node) for node in program.graph.nodes if is_mutation(node))
     if mutations:
         _refuse_writes_to_inputs(program)
-        program = _trace(module, fakes, fake_mode, functional=True)
+        program, checkpoints = _trace(module, fakes, fake_mode, functional=True)
         _name_inputs(program, inputs)
         _refuse_mutations(program)
     _drop_assertions(program)
     program.graph.eliminate_dead_code()
     _refuse_unknown_shapes(program)
     _redo_values_under_autocast(program, fake_mode)
-    return CapturedProgram(program, inputs, fake_mode, mutations, tuple(fakes), num_checkpoints)
+    return CapturedProgram(program, inputs, fake_mode, mutations, tuple(fakes), checkpoints)
 
 
 def refuse_pieces(module: GraphModule) -> None:
@@ -139,47 +140,61 @@ def _static(value: Any) -> Any:
 
 def _trace(
     module: GraphModule, fakes: list[Any], fake_mode: FakeTensorMode, *, functional: bool
-) -> GraphModule:
-    run: Any = _Inlining(module).run
+) -> tuple[GraphModule, tuple[CheckpointRegion, ...]]:
+    checkpoints: list[CheckpointRegion] = []
+    run: Any = _Inlining(module, checkpoints).run
     if functional:
         run = dispatch_functionalize(run, FunctionalTensorMode(pre_dispatch=True, export=True))
     # The backend's tracing context holds another fake mode than the placeholders: hide it.
     with torch._guards.tracing(None), fake_mode, fx_traceback.preserve_node_meta():
         traced: GraphModule = make_fx(run, DECOMPOSITIONS, pre_dispatch=True)(*fakes)
-    return traced
-
-
-CHECKPOINT = torch.ops.higher_order.tag_activation_checkpoint
+    return traced, tuple(checkpoints)
 
 
 class _Inlining(Interpreter):
-    """Runs the body of a checkpointed region in place."""
+    """Runs the body of a checkpointed region in place; its nodes know the region."""
+
+    def __init__(
+        self,
+        module: GraphModule,
+        checkpoints: list[CheckpointRegion],
+        region: CheckpointRegion | None = None,
+    ) -> None:
+        super().__init__(module)
+        self._checkpoints, self._region = checkpoints, region
+
+    def run_node(self, n: Node) -> Any:
+        if self._region is not None:
+            n.meta[REGION_KEY] = self._region.identity
+        return super().run_node(n)
 
     def call_function(self, target: Any, args: Any, kwargs: Any) -> Any:
         if target is CHECKPOINT:
-            return _Inlining(args[0]).run(*args[1:])
+            return _Inlining(args[0], self._checkpoints, self._entered(args[0])).run(*args[1:])
         return super().call_function(target, args, kwargs)
 
+    def _entered(self, body: GraphModule) -> CheckpointRegion:
+        if self._region is None:
+            where = next((line for n in body.graph.nodes if (line := _where(n))), "")
+            self._checkpoints.append(region_of(len(self._checkpoints) + 1, body, where))
+        return self._region or self._checkpoints[-1]
 
-def _check_higher_order(module: GraphModule) -> int:
-    """Refuse operators that contain programs; returns the number of checkpointed regions.
+
+def _check_higher_order(module: GraphModule) -> None:
+    """Refuse operators that contain programs, but for checkpointed regions.
 
     A custom ``autograd.Function`` is one: tracing would keep its forward and lose its
     backward.
     """
-    num_checkpoints = 0
     for part in module.modules():
         for node in part.graph.nodes if isinstance(part, GraphModule) else ():
-            if node.target is CHECKPOINT:
-                num_checkpoints += 1
-            elif isinstance(node.target, HigherOrderOperator):
+            if node.target is not CHECKPOINT and isinstance(node.target, HigherOrderOperator):
                 name = str(node.target)
                 raise AutoSPError(
                     HIGHER_ORDER.get(name, f"the forward uses the higher-order operator {name}"),
                     where=_where(node),
                     hint="The compiler cannot look inside: write it with ordinary operators",
                 )
-    return num_checkpoints
 
 
 def _refuse_reads(module: GraphModule) -> None:

@@ -60,6 +60,9 @@ class LocalTag:
     collective: CollectiveTag | None = None
 
 
+REGION_KEY = "ac_graph_id"
+"""Key in ``node.meta`` of the checkpointed region that a node belongs to; torch carries it
+from graph to graph and its partitioners read it."""
 TAG_KEY = "autosp"
 CUSTOM_KEY = "autosp_local"
 """Key in ``node.meta["custom"]``, which torch carries through AOTAutograd: the name of
@@ -202,7 +205,7 @@ def _parse_trace(trace: str) -> SourceLocation | None:
 
 
 def meta_of(
-    node: Node, keys: tuple[str, ...] = ("nn_module_stack", "stack_trace")
+    node: Node, keys: tuple[str, ...] = ("nn_module_stack", "stack_trace", REGION_KEY)
 ) -> dict[str, Any]:
     """The metadata of a user's node that a node made for its sake inherits."""
     return {key: node.meta[key] for key in keys if key in node.meta}
