@@ -115,12 +115,21 @@ def is_view(node: Node) -> bool:
         return True
     if not isinstance(target, torch._ops.OpOverload):
         return False
-    return any(result.alias_info is not None for result in target._schema.returns)
+    aliases = [result.alias_info for result in target._schema.returns]
+    return any(alias is not None and not alias.is_write for alias in aliases)
 
 
 def is_mutation(node: Node) -> bool:
     """An operator that writes to one of its inputs."""
     return isinstance(node.target, torch._ops.OpOverload) and node.target._schema.is_mutable
+
+
+def is_write(node: Node) -> bool:
+    """The end of a program: an input of the model, a buffer perhaps, takes a new value."""
+    if not is_operator(node, torch.ops.aten.copy_.default):
+        return False
+    target = node.args[0]
+    return isinstance(target, Node) and target.op == "placeholder"
 
 
 def tensor_of(node: Node) -> torch.Tensor | None:

@@ -16,7 +16,7 @@ from torch.fx.node import map_aggregate
 from torch.utils._pytree import tree_leaves, tree_map
 
 from autosp.events import CollectiveKind
-from autosp.graph import collective_kind, is_wait
+from autosp.graph import collective_kind, is_wait, is_write
 
 Environment = dict[Node, Any]
 RankValues = dict[str, list[Any]]
@@ -74,6 +74,8 @@ def _step(
         return communicate(kind, [args[0] for args, _ in arguments])
     if is_wait(first):
         return [_distinct(args[0], (args,)) for args, _ in arguments]
+    if is_write(first):  # in place it would spoil what autograd keeps of the old value
+        return [args[1].view_as(args[0]) for args, _ in arguments]
     if not isinstance(first.target, torch._ops.OpOverload) and first.target is not operator.getitem:
         # A switch of grad mode or autocast concerns the process: once, not once a rank.
         args, kwargs = arguments[0]

@@ -13,6 +13,7 @@ from autosp.sharding import (
     indexing,
     linear_algebra,
     loss,
+    mutation,
     pointwise,
     views,
 )
@@ -26,6 +27,7 @@ RULES: RuleTable = {
     **indexing.RULES,
     **loss.RULES,
     **attention.RULES,
+    **mutation.RULES,
 }
 
 

@@ -155,25 +155,6 @@ def move_dims(op: Operation) -> Value:
     )
 
 
-def scatter_slice(op: Operation) -> Value:
-    """``x[..., i:j] = y`` and ``x[..., i] = y`` made functional, off the sharded dim."""
-    target, part = op.args[:2]
-    dim = normalise_dim(op.argument(2, "dim", 0), len(target.shape))
-    is_select = op.target is aten.select_scatter.default
-    cut = target.placement
-    if not isinstance(cut, Shard):
-        _, own = op.sharded()
-        if part.placement != own:
-            raise NoRule("assignment of a sharded tensor to part of a partial one")
-        cut = own.on_dim(own.dim + (is_select and dim <= own.dim))
-    if cut.dim == dim:
-        raise NoRule("assignment to a part of the sharded dim")
-    reason = "assigned to a part of a sharded tensor"
-    part = op.redistribute(part, cut.on_dim(cut.dim - (is_select and dim < cut.dim)), reason)
-    target = op.redistribute(target, cut, reason)
-    return op.result(op.emit(op.target, target, part, *op.args[2:], **op.kwargs), cut)
-
-
 def select(op: Operation) -> Value:
     source, dim = op.args[:2]
     dim = normalise_dim(dim, len(source.shape))
@@ -252,8 +233,6 @@ RULES: RuleTable = {
     aten.movedim.intlist: move_dims,
     aten.swapaxes.default: transpose,
     aten.swapdims.default: transpose,
-    aten.slice_scatter.default: scatter_slice,
-    aten.select_scatter.default: scatter_slice,
     aten.expand_as.default: expand,
     aten.split.Tensor: split,
     aten.split.sizes: split,
