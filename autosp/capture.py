@@ -21,12 +21,14 @@ from torch.fx import GraphModule, Interpreter, Node
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.node import map_aggregate
 
-from autosp.errors import AutoSPError, GraphBreakError, MutationError
+from autosp.checkpoint_regions import CHECKPOINT, CheckpointRegion, region_of
+from autosp.errors import AutoSPError, GraphBreakError
 from autosp.events import SourceLocation
-from autosp.graph import attribute_path, is_mutation, is_user_file, source_location
+from autosp.graph import REGION_KEY, attribute_path, is_mutation, is_user_file, source_location
 from autosp.modes import restored_modes
 from autosp.placement import Shard
 from autosp.runtime.gathered import GatheredOnUse
+from autosp.writes import end_with_writes, refuse_mutations, written_inputs
 
 InputKind = Literal["parameter", "buffer", "input"]
 
@@ -54,8 +56,10 @@ class CapturedProgram:
     """In-place operators that were made functional."""
     fake_inputs: tuple[Any, ...] = ()
     """What dynamo traced with, in calling order; trainable ones require a gradient."""
-    num_checkpoints: int = 0
-    """Regions of ``torch.utils.checkpoint``: computed as if they were not checkpointed."""
+    checkpoints: tuple[CheckpointRegion, ...] = ()
+    """Regions of ``torch.utils.checkpoint``, in program order."""
+    writes: tuple[str, ...] = ()
+    """Buffers and inputs that take a new value at the end of the program."""
 
 
 def capture(module: GraphModule, *, allow_breaks: bool = False) -> CapturedProgram:
@@ -73,7 +77,7 @@ def capture(module: GraphModule, *, allow_breaks: bool = False) -> CapturedProgr
     if not allow_breaks:
         refuse_pieces(module)
     _refuse_dynamic_sizes(module)
-    num_checkpoints = _check_higher_order(module)
+    _check_higher_order(module)
     _refuse_reads(module)
     placeholders = [node for node in module.graph.nodes if node.op == "placeholder"]
     given = [node.meta["example_value"] for node in placeholders]
@@ -81,19 +85,21 @@ def capture(module: GraphModule, *, allow_breaks: bool = False) -> CapturedProgr
     with torch._guards.tracing(None), fake_mode:
         fakes = [_static(_whole(value)) for value in given]
     inputs = describe_inputs(module)
-    program = _trace(module, fakes, fake_mode, functional=False)
+    program, checkpoints = _trace(module, fakes, fake_mode)
     _name_inputs(program, inputs)
+    writes: tuple[str, ...] = ()
     mutations = tuple(_describe(node) for node in program.graph.nodes if is_mutation(node))
     if mutations:
-        _refuse_writes_to_inputs(program)
-        program = _trace(module, fakes, fake_mode, functional=True)
+        written = written_inputs(program)
+        program, checkpoints = _trace(module, fakes, fake_mode, written=tuple(written))
         _name_inputs(program, inputs)
-        _refuse_mutations(program)
+        writes = end_with_writes(program, written)
+        refuse_mutations(program)
     _drop_assertions(program)
     program.graph.eliminate_dead_code()
     _refuse_unknown_shapes(program)
     _redo_values_under_autocast(program, fake_mode)
-    return CapturedProgram(program, inputs, fake_mode, mutations, tuple(fakes), num_checkpoints)
+    return CapturedProgram(program, inputs, fake_mode, mutations, tuple(fakes), checkpoints, writes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,48 +192,87 @@ def _static(value: Any) -> Any:
 
 
 def _trace(
-    module: GraphModule, fakes: list[Any], fake_mode: FakeTensorMode, *, functional: bool
-) -> GraphModule:
-    run: Any = _Inlining(module).run
-    if functional:
-        run = dispatch_functionalize(run, FunctionalTensorMode(pre_dispatch=True, export=True))
+    module: GraphModule,
+    fakes: list[Any],
+    fake_mode: FakeTensorMode,
+    *,
+    written: tuple[int, ...] | None = None,
+) -> tuple[GraphModule, tuple[CheckpointRegion, ...]]:
+    """The program and its checkpointed regions.
+
+    With ``written`` it is functional and returns, beside its results, the last values of
+    the inputs at these positions.
+    """
+    checkpoints: list[CheckpointRegion] = []
+    run: Any = _Inlining(module, checkpoints).run
+
+    def run_and_return_written(*inputs: Any) -> Any:
+        results = run(*inputs)
+        return results, [inputs[position] for position in written or ()]
+
+    function = run
+    if written is not None:
+        mode = FunctionalTensorMode(pre_dispatch=True, export=True)
+        function = dispatch_functionalize(run_and_return_written, mode)
     # The backend's tracing context holds another fake mode than the placeholders: hide it.
     with torch._guards.tracing(None), fake_mode, fx_traceback.preserve_node_meta():
-        traced: GraphModule = make_fx(run, DECOMPOSITIONS, pre_dispatch=True)(*fakes)
-    return traced
+        traced: GraphModule = make_fx(function, DECOMPOSITIONS, pre_dispatch=True)(
+            *map(_of_its_own, fakes)
+        )
+    return traced, tuple(checkpoints)
 
 
-CHECKPOINT = torch.ops.higher_order.tag_activation_checkpoint
+def _of_its_own(value: Any) -> Any:
+    """The same memory as another tensor: tracing a write must not change the original."""
+    if not isinstance(value, torch.Tensor):
+        return value
+    return value.detach().requires_grad_(value.requires_grad)
 
 
 class _Inlining(Interpreter):
-    """Runs the body of a checkpointed region in place."""
+    """Runs the body of a checkpointed region in place; its nodes know the region."""
+
+    def __init__(
+        self,
+        module: GraphModule,
+        checkpoints: list[CheckpointRegion],
+        region: CheckpointRegion | None = None,
+    ) -> None:
+        super().__init__(module)
+        self._checkpoints, self._region = checkpoints, region
+
+    def run_node(self, n: Node) -> Any:
+        if self._region is not None:
+            n.meta[REGION_KEY] = self._region.identity
+        return super().run_node(n)
 
     def call_function(self, target: Any, args: Any, kwargs: Any) -> Any:
         if target is CHECKPOINT:
-            return _Inlining(args[0]).run(*args[1:])
+            return _Inlining(args[0], self._checkpoints, self._entered(args[0])).run(*args[1:])
         return super().call_function(target, args, kwargs)
 
+    def _entered(self, body: GraphModule) -> CheckpointRegion:
+        if self._region is None:
+            where = next((line for n in body.graph.nodes if (line := _where(n))), "")
+            self._checkpoints.append(region_of(len(self._checkpoints) + 1, body, where))
+        return self._region or self._checkpoints[-1]
 
-def _check_higher_order(module: GraphModule) -> int:
-    """Refuse operators that contain programs; returns the number of checkpointed regions.
+
+def _check_higher_order(module: GraphModule) -> None:
+    """Refuse operators that contain programs, but for checkpointed regions.
 
     A custom ``autograd.Function`` is one: tracing would keep its forward and lose its
     backward.
     """
-    num_checkpoints = 0
     for part in module.modules():
         for node in part.graph.nodes if isinstance(part, GraphModule) else ():
-            if node.target is CHECKPOINT:
-                num_checkpoints += 1
-            elif isinstance(node.target, HigherOrderOperator):
+            if node.target is not CHECKPOINT and isinstance(node.target, HigherOrderOperator):
                 name = str(node.target)
                 raise AutoSPError(
                     HIGHER_ORDER.get(name, f"the forward uses the higher-order operator {name}"),
                     where=_where(node),
                     hint="The compiler cannot look inside: write it with ordinary operators",
                 )
-    return num_checkpoints
 
 
 def _refuse_reads(module: GraphModule) -> None:
@@ -301,54 +346,6 @@ def _describe(node: Node) -> str:
     where = source_location(node)
     line = f" ({where.file}:{where.line})" if where else ""
     return f"{node.target}{line}"
-
-
-def _refuse_writes_to_inputs(program: GraphModule) -> None:
-    """Functionalisation would drop a write to a parameter, buffer or input."""
-    owners: dict[Any, str] = {}
-    for node in program.graph.nodes:
-        value = node.meta.get("val")
-        if node.op in ("placeholder", "get_attr") and isinstance(value, torch.Tensor):
-            given = node.meta.get("autosp_input")
-            owners[_storage(value)] = given.name if given else "a constant"
-    for node in program.graph.nodes:
-        if not is_mutation(node):
-            continue
-        for written in _written(node):
-            if _storage(written.meta["val"]) in owners:
-                raise _mutation_error(node, owners[_storage(written.meta["val"])])
-
-
-def _storage(value: torch.Tensor) -> Any:
-    return value.untyped_storage()._cdata
-
-
-def _written(node: Node) -> list[Node]:
-    """The arguments that an in-place operator writes to."""
-    found: list[Node] = []
-    for index, argument in enumerate(node.target._schema.arguments):  # type: ignore[union-attr]
-        if argument.alias_info is None or not argument.alias_info.is_write:
-            continue
-        given = node.args[index] if index < len(node.args) else node.kwargs.get(argument.name)
-        given = given if isinstance(given, (tuple, list)) else [given]
-        found.extend(item for item in given if isinstance(item, Node))
-    return found
-
-
-def _refuse_mutations(program: GraphModule) -> None:
-    for node in program.graph.nodes:
-        if is_mutation(node):
-            written = node.args[0] if node.args else None
-            raise _mutation_error(node, written.name if isinstance(written, Node) else "an input")
-
-
-def _mutation_error(node: Node, written: str) -> MutationError:
-    return MutationError(
-        f"the forward writes in place to {written} ({node.target})",
-        where=_where(node),
-        hint="An input, parameter or buffer changed inside the forward cannot be kept equal "
-        "on all ranks: compute a new tensor instead",
-    )
 
 
 def describe_inputs(module: GraphModule) -> tuple[GraphInput, ...]:

@@ -20,6 +20,8 @@ from torch.fx._lazy_graph_module import _use_lazy_graph_module
 from torch.utils._pytree import tree_leaves
 
 from autosp.capture import CapturedProgram, GraphInput, capture, graph_break_after
+from autosp.checkpoint_regions import no_states_of_unused_generators, tag_regions
+from autosp.checkpoint_report import decide_regions
 from autosp.cost.step import CompiledStep
 from autosp.events import Finding, GraphSnapshot
 from autosp.graph import is_view, output_node, tensor_of
@@ -193,7 +195,9 @@ def compile_graphs(
         with context.running("partition", description, {"partitioner": partitioner}) as index:
             if inner is not None:
                 inner.prepare_joint(joint)
-            forward, backward = PARTITIONERS[partitioner](joint, joint_inputs, **options)
+            tag_regions(joint, compilation.captured.checkpoints)
+            with no_states_of_unused_generators():
+                forward, backward = PARTITIONERS[partitioner](joint, joint_inputs, **options)
             # The default partitioner leaves a dead copy of the forward in the backward.
             if backward.graph.eliminate_dead_code():
                 backward.recompile()
@@ -299,6 +303,7 @@ def _record_partition(compilation: RankCompilation, index: int) -> None:
         "the partition that moves the fewest bytes",
         rule="compilation.partition",
     )
+    decide_regions(compilation.captured.checkpoints, graphs.backward, recomputed, context)
     names = frozenset(node.name for node in saved)
 
     def build(name: Any, module: GraphModule, again: frozenset[str]) -> GraphSnapshot:

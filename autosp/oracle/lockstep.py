@@ -16,7 +16,7 @@ from torch.fx.node import map_aggregate
 from torch.utils._pytree import tree_leaves, tree_map
 
 from autosp.events import CollectiveKind
-from autosp.graph import collective_kind, is_wait
+from autosp.graph import collective_kind, is_wait, is_write
 
 Environment = dict[Node, Any]
 RankValues = dict[str, list[Any]]
@@ -76,6 +76,8 @@ def _step(
         return communicate(kind, sent, splits)
     if is_wait(first):
         return [_distinct(args[0], (args,)) for args, _ in arguments]
+    if is_write(first):  # in place it would spoil what autograd keeps of the old value
+        return [args[1].view_as(args[0]) for args, _ in arguments]
     if not isinstance(first.target, torch._ops.OpOverload) and first.target is not operator.getitem:
         # A switch of grad mode or autocast concerns the process: once, not once a rank.
         args, kwargs = arguments[0]
@@ -132,9 +134,7 @@ def communicate(
         case "all_to_all":
             if splits is None:
                 splits = [[tensor.shape[0] // num_ranks] * num_ranks for tensor in sent]
-            blocks = [
-                tensor.split(list(sizes)) for tensor, sizes in zip(sent, splits, strict=True)
-            ]
+            blocks = [tensor.split(list(sizes)) for tensor, sizes in zip(sent, splits, strict=True)]
             return [
                 torch.cat([blocks[sender][receiver] for sender in range(num_ranks)])
                 for receiver in range(num_ranks)

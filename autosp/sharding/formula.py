@@ -118,9 +118,7 @@ def _traced(formula: Formula) -> GraphModule:
 
     def run(*given: torch.Tensor) -> Any:
         remaining: Iterator[torch.Tensor] = iter(given)
-        args = map_aggregate(
-            formula.args, lambda a: next(remaining) if isinstance(a, Value) else a
-        )
+        args = map_aggregate(formula.args, lambda a: next(remaining) if isinstance(a, Value) else a)
         return formula.function(*args)
 
     program = _trace(run, tensors, mode)

@@ -20,11 +20,20 @@ from torch.fx.node import map_aggregate
 from autosp.capture import GraphInput
 from autosp.errors import RandomnessError, VerificationError
 from autosp.events import Alternative, Finding
-from autosp.graph import TAG_KEY, LocalTag, module_path, shape_of, source_location, tensor_of
+from autosp.graph import (
+    TAG_KEY,
+    LocalTag,
+    is_write,
+    module_path,
+    shape_of,
+    source_location,
+    tensor_of,
+)
 from autosp.modes import restored_modes
 from autosp.pipeline import PassContext
 from autosp.placement import REPLICATE, Partial, Placement, Shard, local_shape, shard_dim
 from autosp.sharding.builder import ProgramBuilder, Value
+from autosp.sharding.layout import with_users_layout
 from autosp.sharding.localise import block_inputs
 from autosp.sharding.operation import NoRule, Operation
 from autosp.sharding.redistribute import CannotRedistribute, redistribute
@@ -193,7 +202,7 @@ class _Walk:
 
     def _replicated(self, operation: Operation) -> Any:
         """All inputs whole: the operator runs as it is, on every rank."""
-        node = operation.same()
+        node = with_users_layout(operation).same()
         value = operation.node.meta.get("val")
         if isinstance(value, torch.Tensor):
             self._whole[node] = (operation.node, _autocast_of(value.device.type))
@@ -448,7 +457,7 @@ def _nodes(arguments: Any) -> Any:
 
 def _must_stay(node: Node) -> bool:
     """Collectives nobody reads are dead code here: the program is SPMD, all ranks drop them."""
-    if node.op in ("placeholder", "output"):
+    if node.op in ("placeholder", "output") or is_write(node):
         return True
     return (
         node.op == "call_function"

@@ -18,6 +18,7 @@ from autosp.sharding import (
     indexing,
     linear_algebra,
     loss,
+    mutation,
     pointwise,
     reductions,
     scans,
@@ -42,6 +43,7 @@ RULES: dict[Any, RuleOrFormula] = {
     **indexing.RULES,
     **loss.RULES,
     **attention.RULES,
+    **mutation.RULES,
 }
 
 

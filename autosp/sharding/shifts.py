@@ -189,27 +189,6 @@ def roll(op: Operation) -> Value | Formula:
     return Formula(function, (source,))
 
 
-def assign_cut(op: Operation, target: Value, part: Value, dim: int) -> Formula:
-    """``x[:, i:j] = y`` and ``x[:, i] = y`` along the cut dim, by slices and a join."""
-    is_select = op.target is aten.select_scatter.default
-    size = target.shape[dim]
-    if is_select:
-        start = op.argument(3, "index") % size
-        end, step = start + 1, 1
-    else:
-        bounds = slice(op.argument(3, "start"), op.argument(4, "end"), op.argument(5, "step", 1))
-        start, end, step = bounds.indices(size)
-    if step != 1 or end <= start:
-        raise NoRule("assignment to separate rows of the sharded dim")
-
-    def function(x: Any, y: Any) -> Any:
-        y = y.unsqueeze(dim) if is_select else y
-        before, after = x.narrow(dim, 0, start), x.narrow(dim, end, size - end)
-        return torch.cat([p for p in (before, y, after) if p.shape[dim]], dim)
-
-    return Formula(function, (target, part))
-
-
 def unfold(op: Operation) -> Value:
     """Windows of a dim as a new last dim."""
     source, dim, length, step = op.args[:4]

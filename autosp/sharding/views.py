@@ -16,7 +16,7 @@ from autosp.placement import REPLICATE, Placement, Shard, local_shape
 from autosp.sharding.builder import Value
 from autosp.sharding.formula import Formula, RuleOrFormula
 from autosp.sharding.operation import NoRule, Operation, normalise_dim
-from autosp.sharding.shifts import assign_cut, join_cut, select_cut, slice_cut, split_cut
+from autosp.sharding.shifts import join_cut, select_cut, slice_cut, split_cut
 
 aten = torch.ops.aten
 
@@ -151,25 +151,6 @@ def move_dims(op: Operation) -> Value:
     )
 
 
-def scatter_slice(op: Operation) -> Value | Formula:
-    """``x[..., i:j] = y`` and ``x[..., i] = y`` made functional, off the sharded dim."""
-    target, part = op.args[:2]
-    dim = normalise_dim(op.argument(2, "dim", 0), len(target.shape))
-    is_select = op.target is aten.select_scatter.default
-    cut = target.placement
-    if not isinstance(cut, Shard):
-        _, own = op.sharded()
-        if part.placement != own:
-            raise NoRule("assignment of a sharded tensor to part of a partial one")
-        cut = own.on_dim(own.dim + (is_select and dim <= own.dim))
-    if cut.dim == dim:
-        return assign_cut(op, target, part, dim)
-    reason = "assigned to a part of a sharded tensor"
-    part = op.redistribute(part, cut.on_dim(cut.dim - (is_select and dim < cut.dim)), reason)
-    target = op.redistribute(target, cut, reason)
-    return op.result(op.emit(op.target, target, part, *op.args[2:], **op.kwargs), cut)
-
-
 def select(op: Operation) -> Value:
     source, dim = op.args[:2]
     dim = normalise_dim(dim, len(source.shape))
@@ -208,7 +189,9 @@ def stack(op: Operation) -> Value:
 def _join(op: Operation, *, stacked: bool) -> Value:
     parts: list[Value] = list(op.args[0])
     dim = normalise_dim(op.argument(1, "dim", 0), len(op.shape))
-    if not stacked and any(isinstance(p.placement, Shard) and p.placement.dim == dim for p in parts):
+    if not stacked and any(
+        isinstance(p.placement, Shard) and p.placement.dim == dim for p in parts
+    ):
         return join_cut(op, parts, dim)
     lead = next((p.placement for p in parts if isinstance(p.placement, Shard)), None)
     if lead is None:
@@ -248,8 +231,6 @@ RULES: dict[Any, RuleOrFormula] = {
     aten.movedim.intlist: move_dims,
     aten.swapaxes.default: transpose,
     aten.swapdims.default: transpose,
-    aten.slice_scatter.default: scatter_slice,
-    aten.select_scatter.default: scatter_slice,
     aten.expand_as.default: expand,
     aten.split.Tensor: split,
     aten.split.sizes: split,
