@@ -24,6 +24,7 @@ from autosp.errors import AutoSPError
 from autosp.events import Recorder, RunStarted, SilentRecorder
 from autosp.graph import WRAPPER_ATTRIBUTE
 from autosp.inner import InnerCompiler, inner_compiler
+from autosp.loggers import skip_warnings_once
 from autosp.mesh import Mesh
 from autosp.outputs import OutputLeaf
 from autosp.pipeline import PassContext
@@ -126,6 +127,7 @@ def backend(
         raise AutoSPError(
             f"unknown partitioner {partitioner!r}", hint=f"Choose {' or '.join(PARTITIONERS)}"
         )
+    skip_warnings_once()  # dynamo traces before it calls a backend
     return Backend(
         join_mesh(mesh),
         inner=inner,
