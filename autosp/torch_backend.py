@@ -22,6 +22,7 @@ from autosp.compilation import (
 )
 from autosp.errors import AutoSPError
 from autosp.events import Recorder, RunStarted, SilentRecorder
+from autosp.findings import check_compilation
 from autosp.graph import WRAPPER_ATTRIBUTE
 from autosp.inner import InnerCompiler, inner_compiler
 from autosp.loggers import skip_warnings_once
@@ -65,6 +66,8 @@ class Backend:
             compiled = compile_graphs(
                 compilation, example_inputs, inner=self._inner, partitioner=self._partitioner
             )
+        if self._context.wants_graphs:
+            self._check(compilation)
         if not compilation.outputs.any_sharded:
             return compiled
         leaves, group = compilation.outputs.leaves, self._group.group
@@ -74,6 +77,13 @@ class Backend:
             return [_leave(r, leaf, group) for r, leaf in zip(results, leaves, strict=True)]
 
         return run
+
+    def _check(self, compilation: RankCompilation) -> None:
+        """Tell an observer what the checks find; those that need an estimate have none."""
+        description = "did sequence parallelism happen, and is it right"
+        with self._context.running("check", description, {}):
+            for finding in check_compilation(compilation, None):
+                self._context.find(finding)
 
 
 def _leave(result: Any, leaf: OutputLeaf | None, group: Any) -> Any:
