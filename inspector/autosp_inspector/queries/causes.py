@@ -117,7 +117,12 @@ def _explained(row: NodeRow, decisions: Mapping[str, Iterable[DecisionRow]]) -> 
     if row.role == "collective":
         return Cause(row, row.reason, "")
     names = row.origins or (row.name,)
-    made = [d for name in names for d in decisions.get(name, ()) if d.topic != "redistribute"]
+    made = [
+        decision
+        for name in names
+        for decision in decisions.get(name, ())
+        if decision.topic != "redistribute" and decision.pass_index >= row.born_pass
+    ]
     if made:
         decision = min(made, key=lambda d: (d.topic != "seed", -d.id))
         return Cause(row, f"{decision.chosen}: {decision.reason}", decision.rule)
