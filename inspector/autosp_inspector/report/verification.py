@@ -32,7 +32,9 @@ def verification_report(data: Mapping[str, Any]) -> Report:
     wrong = data.get("first_wrong")
     if wrong:
         blocks.append(Facts(tuple(_wrong_facts(wrong)), "First wrong node"))
-    elif data.get("first_wrong_detail"):
+    elif data.get("first_wrong_node"):
+        blocks.append(Lines((f"First wrong node: {data['first_wrong_node']}",)))
+    if data.get("first_wrong_detail") and not wrong:
         blocks.append(Lines(tuple(str(data["first_wrong_detail"]).splitlines())))
     return Report(tuple(blocks), data, gradients, problems=0 if data["ok"] else 1)
 
