@@ -7,7 +7,6 @@ ranks, because their programs differ in slice positions alone.
 from __future__ import annotations
 
 import gc
-import logging
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
@@ -38,6 +37,7 @@ from autosp.events import Finding, Recorder, RunFinished, RunStarted, SilentReco
 from autosp.findings import check_compilation
 from autosp.graph import WRAPPER_ATTRIBUTE, is_user_file
 from autosp.hardware import Device
+from autosp.loggers import quiet_loggers
 from autosp.loss_of import LossOfOutput
 from autosp.mesh import Mesh
 from autosp.pipeline import PassContext, Progress
@@ -301,18 +301,3 @@ def graph_break(why: Unsupported) -> GraphBreakError:
 
 def _first_line(error: BaseException) -> str:
     return next((line.strip() for line in str(error).splitlines() if line.strip()), "")
-
-
-class quiet_loggers:  # noqa: N801  used like a function
-    """Let dynamo skip ``logger.warning_once`` in a forward (transformers uses it)."""
-
-    def __enter__(self) -> None:
-        ignored = torch._dynamo.config.ignore_logging_functions
-        method = getattr(logging.Logger, "warning_once", None)
-        self._added = method if method is not None and method not in ignored else None
-        if self._added is not None:
-            ignored.add(self._added)
-
-    def __exit__(self, *details: object) -> None:
-        if self._added is not None:
-            torch._dynamo.config.ignore_logging_functions.discard(self._added)

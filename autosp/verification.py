@@ -271,4 +271,9 @@ def _explained(report: VerifyReport, request: VerifyRequest) -> VerifyReport:
     found = check_module(subject.module, args, kwargs, num_ranks=request.mesh.sp).first_wrong
     if found is None:
         return replace(report, first_wrong_detail="the oracle finds every node right")
-    return replace(report, first_wrong_node=found.name, first_wrong_detail=str(found))
+    return replace(
+        report,
+        first_wrong_node=found.name,
+        first_wrong_detail=str(found),
+        first_wrong=found.as_dict(),
+    )

@@ -42,6 +42,8 @@ class VerifyReport:
     first_wrong_node: str | None = None
     """From the oracle, if something is wrong and the oracle sees it."""
     first_wrong_detail: str | None = None
+    first_wrong: Mapping[str, Any] | None = None
+    """The same field by field: quantity, operator, placement, place in the source, values."""
 
     @property
     def loss_error(self) -> float:
@@ -81,5 +83,6 @@ class VerifyReport:
             "parameter_error": self.parameter_error,
             "first_wrong_node": self.first_wrong_node,
             "first_wrong_detail": self.first_wrong_detail,
+            "first_wrong": self.first_wrong,
             "ok": self.ok,
         }

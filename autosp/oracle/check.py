@@ -14,6 +14,7 @@ from torch.utils._pytree import tree_leaves
 from autosp.capture import CapturedProgram, capture
 from autosp.errors import AutoSPError
 from autosp.graph import local_tag, module_path, output_node, shape_of, source_location
+from autosp.loggers import quiet_loggers
 from autosp.mesh import Mesh
 from autosp.oracle.combine import combine_cotangents, combine_values, cut_blocks
 from autosp.oracle.compare import Difference, coarsest_tolerance, difference, largest
@@ -158,7 +159,8 @@ def with_captured(
     torch._dynamo.reset()
     compiled = torch.compile(module, backend=backend, fullgraph=True, dynamic=False)
     try:
-        compiled(*args, **kwargs)
+        with quiet_loggers():
+            compiled(*args, **kwargs)
     except torch._dynamo.exc.BackendCompilerFailed as failure:
         if isinstance(failure.inner_exception, AutoSPError):
             raise failure.inner_exception from None

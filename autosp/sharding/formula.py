@@ -121,7 +121,7 @@ def _traced(formula: Formula) -> GraphModule:
         args = map_aggregate(formula.args, lambda a: next(remaining) if isinstance(a, Value) else a)
         return formula.function(*args)
 
-    program = _trace(run, tensors, mode)
+    program: GraphModule = _trace(run, tensors, mode)
     if any(is_mutation(node) for node in program.graph.nodes):
         functional = FunctionalTensorMode(pre_dispatch=True, export=True)
         program = _trace(dispatch_functionalize(run, functional), tensors, mode)

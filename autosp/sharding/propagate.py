@@ -98,6 +98,8 @@ class _Walk:
         self._blocks: dict[Node, list[Value]] = {}
         """User's node -> blocks of it that were computed instead of, or beside, the whole."""
         self._fallbacks: Counter[str] = Counter()
+        self._why = ""
+        """Why the value that is being made lies as it does."""
         # One rank holds everything: no seeds, so that every value stays whole.
         seeds = self._find_seeds() if context.mesh.sp > 1 else ()
         self._seeds = {seed.node: seed for seed in seeds}
@@ -168,6 +170,7 @@ class _Walk:
         return Value(local, REPLICATE, shape)
 
     def _call(self, node: Node) -> Any:
+        self._why = ""
         args: Any = map_aggregate(node.args, self._lookup)
         kwargs: Any = map_aggregate(node.kwargs, self._lookup)
         if node.target is operator.getitem:
@@ -202,6 +205,7 @@ class _Walk:
 
     def _replicated(self, operation: Operation) -> Any:
         """All inputs whole: the operator runs as it is, on every rank."""
+        self._why = self._why or "its inputs are whole"
         node = with_users_layout(operation).same()
         value = operation.node.meta.get("val")
         if isinstance(value, torch.Tensor):
@@ -216,6 +220,7 @@ class _Walk:
         try:
             if rule is None:
                 raise NoRule("no rule for this operator")
+            self._why = f"rule {rule_name(rule)}"
             return rule(operation)
         except (NoRule, CannotRedistribute) as why:
             return self._fallback(operation, str(why))
@@ -223,6 +228,7 @@ class _Walk:
     def _fallback(self, operation: Operation, why: str) -> Any:
         """Make every input whole and run the operator on every rank."""
         node = operation.node
+        self._why = f"its inputs are gathered: {why}"
         gathered_bytes = sum(
             int(torch.Size(v.shape).numel()) * v.dtype.itemsize
             for v in operation.values()
@@ -244,6 +250,7 @@ class _Walk:
                 module=module_path(node),
                 source=source_location(node),
                 hint="Correct, but memory and time of this operator do not shrink with SP",
+                cost_bytes=gathered_bytes,
             )
         )
         args, kwargs = map_aggregate(
@@ -410,7 +417,11 @@ class _Walk:
         if tag is None or tag.is_value:
             return
         self._builder.amend(
-            value.node, placement=value.placement, global_shape=value.shape, is_value=True
+            value.node,
+            placement=value.placement,
+            global_shape=value.shape,
+            is_value=True,
+            reason=tag.reason or self._why,
         )
 
     def _finish(self) -> ShardedProgram:
@@ -445,6 +456,12 @@ _Autocast = tuple[bool, torch.dtype]
 def _autocast_of(device: str) -> _Autocast:
     """What an operator that is executed now would be subject to."""
     return torch.is_autocast_enabled(device), torch.get_autocast_dtype(device)
+
+
+def rule_name(rule: Any) -> str:
+    """``linear_algebra.linear``: the module of the rule and its function."""
+    function = getattr(rule, "func", rule)
+    return f"{function.__module__.rpartition('.')[2]}.{function.__name__}"
 
 
 def _is_whole(value: Any) -> bool:
