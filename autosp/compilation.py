@@ -24,7 +24,7 @@ from autosp.checkpoint_regions import no_states_of_unused_generators, tag_region
 from autosp.checkpoint_report import decide_regions
 from autosp.cost.step import CompiledStep
 from autosp.events import Finding, GraphSnapshot
-from autosp.graph import is_view, output_node, tensor_of
+from autosp.graph import is_view, is_write, output_node, tensor_of
 from autosp.inner import InnerCompiler
 from autosp.outputs import OutputPlan, plan_outputs
 from autosp.passes import PROGRAM_PASSES
@@ -38,6 +38,7 @@ from autosp.records import (
 )
 from autosp.sharding.propagate import ShardedProgram
 from autosp.verify import verify_program
+from autosp.writes import drop_unread_copies, keep_old_values
 
 PartitionerName = Literal["min-cut", "default"]
 PARTITIONERS: dict[str, Callable[..., tuple[GraphModule, GraphModule]]] = {
@@ -196,8 +197,10 @@ def compile_graphs(
             if inner is not None:
                 inner.prepare_joint(joint)
             tag_regions(joint, compilation.captured.checkpoints)
+            copies = keep_old_values(joint, _written_inputs(compilation, joint))
             with no_states_of_unused_generators():
                 forward, backward = PARTITIONERS[partitioner](joint, joint_inputs, **options)
+            drop_unread_copies(forward, copies)
             # The default partitioner leaves a dead copy of the forward in the backward.
             if backward.graph.eliminate_dead_code():
                 backward.recompile()
@@ -235,6 +238,15 @@ def compile_graphs(
             keep_inference_input_mutations=True,
         )
     return compiled
+
+
+def _written_inputs(compilation: RankCompilation, joint: GraphModule) -> list[Node]:
+    """The placeholders of the joint graph to which the program writes."""
+    given = compilation.sharded.program.graph.find_nodes(op="placeholder")
+    placeholders = joint.graph.find_nodes(op="placeholder")
+    primals = [node for node in placeholders if not node.name.startswith("tangents")]
+    own = primals[len(primals) - len(given) :]  # constants of the program come first
+    return [n for n, g in zip(own, given, strict=True) if any(is_write(u) for u in g.users)]
 
 
 class _PassState:

@@ -8,12 +8,12 @@ import pytest
 
 from autosp.verification_processes import run_on_ranks
 from tests.support.gloo_cases import run_cases
-from tests.support.region_cases import CHECKPOINTED
+from tests.support.region_cases import CHECKPOINTED, WRITING
 
 
 @pytest.fixture(scope="module")
 def found():
-    return run_on_ranks(partial(run_cases, CHECKPOINTED), num_ranks=2)
+    return run_on_ranks(partial(run_cases, {**CHECKPOINTED, **WRITING}), num_ranks=2)
 
 
 @pytest.mark.parametrize("name", CHECKPOINTED)
@@ -22,3 +22,10 @@ def test_checkpointed_models_equal_the_eager_model(found, name):
     assert not isinstance(report, str), report
     assert report.ok, (report.max_rel_error, report.first_wrong_detail)
     assert len(report.gradients) > 3
+
+
+@pytest.mark.parametrize("name", WRITING)
+def test_buffers_and_inputs_are_written_as_eager_steps_write_them(found, name):
+    errors = found[name]
+    assert not isinstance(errors, str), errors
+    assert max(errors.values()) < 1e-12, errors
