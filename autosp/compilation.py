@@ -26,6 +26,7 @@ from autosp.graph import is_view, output_node, tensor_of
 from autosp.inner import InnerCompiler
 from autosp.outputs import OutputPlan, plan_outputs
 from autosp.passes import PROGRAM_PASSES
+from autosp.passes.keyed_randomness import random_keys
 from autosp.passes.shard import Shard
 from autosp.pipeline import PassContext, run_passes
 from autosp.records import (
@@ -34,6 +35,7 @@ from autosp.records import (
     snapshot_rank_program,
     snapshot_user_program,
 )
+from autosp.runtime.keyed_random import draw_keys
 from autosp.sharding.propagate import ShardedProgram
 from autosp.verify import verify_program
 
@@ -59,6 +61,14 @@ class RankCompilation:
     view: ProgramView
     context: PassContext
     graphs: Graphs = field(default_factory=lambda: Graphs())
+
+    def draw_random_keys(self) -> tuple[torch.Tensor, ...]:
+        """The inputs of one step that the user does not give: none, or its random keys."""
+        keys = random_keys(self.captured.program.graph)
+        if keys is None:
+            return ()
+        fake, mesh = keys.meta["val"], self.context.mesh
+        return (draw_keys(len(fake), dp_rank=mesh.rank // mesh.sp, device=fake.device),)
 
 
 @dataclass(slots=True)
@@ -98,7 +108,19 @@ def lower_to_rank(module: GraphModule, context: PassContext) -> RankCompilation:
         snapshot=lambda p, c: snapshot_user_program(p, c.current_pass),
         verify=lambda p, name: verify_program(p, name),
     )
-    return _shard(captured, program, context)
+    return _shard(_with_random_keys(captured, program), program, context)
+
+
+def _with_random_keys(captured: CapturedProgram, program: GraphModule) -> CapturedProgram:
+    """The input that the passes added for random numbers, if they did."""
+    keys = random_keys(program.graph)
+    if keys is None:
+        return captured
+    return replace(
+        captured,
+        inputs=(*captured.inputs, keys.meta["autosp_input"]),
+        fake_inputs=(*captured.fake_inputs, keys.meta["val"]),
+    )
 
 
 def _report_functionalisation(

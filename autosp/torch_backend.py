@@ -61,15 +61,20 @@ class Backend:
         with unprinted_graphs():
             compilation = lower_to_rank(module, self._context)
             self.compilations.append(compilation)
+            with torch.random.fork_rng(devices=[]):  # only its shape counts
+                keys = compilation.draw_random_keys()
             compiled = compile_graphs(
-                compilation, example_inputs, inner=self._inner, partitioner=self._partitioner
+                compilation,
+                [*example_inputs, *keys],
+                inner=self._inner,
+                partitioner=self._partitioner,
             )
-        if not compilation.outputs.any_sharded:
+        if not compilation.outputs.any_sharded and not keys:
             return compiled
         leaves, group = compilation.outputs.leaves, self._group.group
 
         def run(*arguments: Any) -> Any:
-            results = compiled(*arguments)
+            results = compiled(*arguments, *compilation.draw_random_keys())
             return [_leave(r, leaf, group) for r, leaf in zip(results, leaves, strict=True)]
 
         return run

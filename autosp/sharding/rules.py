@@ -14,6 +14,7 @@ from autosp.sharding import (
     linear_algebra,
     loss,
     pointwise,
+    randomness,
     views,
 )
 from autosp.sharding.operation import Rule, RuleTable
@@ -26,6 +27,7 @@ RULES: RuleTable = {
     **indexing.RULES,
     **loss.RULES,
     **attention.RULES,
+    **randomness.RULES,
 }
 
 
