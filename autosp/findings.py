@@ -6,6 +6,9 @@ code                        severity  meaning
 ``attention-not-sharded``   error     an attention site has no collectives around it
 ``square-tensor``           error     a tensor with two dims of at least the sequence
                                       length, at 16k tokens or more (warning below)
+``attention-dropout``       error     dropout on attention probabilities, which no fused
+                                      kernel can do here: S x S elements a head (16k
+                                      tokens or more; warning below)
 ``unclassified-collective`` warning   a communication operator that is not understood
 ``nothing-to-train``        error     no parameter needs a gradient: there is no backward
 ``gathered-operator``       warning   an operator ran replicated for want of a rule
@@ -18,6 +21,7 @@ code                        severity  meaning
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
+from math import prod
 
 import torch
 from torch.fx import GraphModule, Node
@@ -29,6 +33,7 @@ from autosp.estimate import StepEstimate
 from autosp.events import Finding
 from autosp.graph import (
     collective_kind,
+    is_operator,
     is_unclassified_collective,
     local_tag,
     shape_of,
@@ -36,6 +41,7 @@ from autosp.graph import (
 )
 from autosp.placement import Replicate
 from autosp.records import dtype_name, tag_of
+from autosp.runtime import keyed_random
 from autosp.sharding.seeds import attention_sites, find_seeds
 
 LONG_SEQUENCE = 16_384
@@ -55,6 +61,7 @@ def check_compilation(
     if compilation.context.mesh.sp > 1:
         yield from _attention_without_collectives(compilation)
         yield from _replicated_sequence(compilation)
+    yield from _attention_dropout(compilation)
     yield from _square_tensors(compilation)
     yield from _unclassified(compilation)
     yield from _inlined_checkpoints(compilation)
@@ -113,12 +120,44 @@ def _attention_without_collectives(compilation: RankCompilation) -> Iterator[Fin
             )
 
 
+def _sites_with_dropout(compilation: RankCompilation) -> list[Node]:
+    sites = attention_sites(compilation.captured.program.graph)
+    return [site for site in sites if is_operator(site, keyed_random.ATTENTION)]
+
+
+def _attention_dropout(compilation: RankCompilation) -> Iterator[Finding]:
+    """One finding for all sites: the probabilities that a rank holds for each."""
+    sites = _sites_with_dropout(compilation)
+    if not sites:
+        return
+
+    def num_bytes(site: Node) -> int:
+        size, tensor = site.kwargs["size"], tensor_of(site)
+        assert isinstance(size, (list, tuple)) and tensor is not None
+        return prod(size) * tensor.element_size() // compilation.context.mesh.sp  # type: ignore[arg-type]
+
+    largest = max(sites, key=num_bytes)
+    length = shape_of(largest)[-2]
+    severity = "error" if length >= LONG_SEQUENCE else "warning"
+    yield _finding(
+        compilation,
+        largest,
+        "attention-dropout",
+        severity if length >= SHORT_SEQUENCE else "info",
+        f"{len(sites)} attention sites with dropout {largest.args[4]} compute their probabilities "
+        f"{list(largest.kwargs['size'])} in the open: "  # type: ignore[arg-type]
+        f"{num_bytes(largest) / 2**20:.1f} MiB on every rank for each, several times in the step",
+        "The fused attention kernels draw random numbers of their own, which would differ from "
+        "rank to rank: set the attention dropout to 0",
+    )
+
+
 def _square_tensors(compilation: RankCompilation) -> Iterator[Finding]:
     length = sequence_length(compilation)
     if length < SHORT_SEQUENCE:
         return
     weights = _weight_shapes(compilation)
-    seen: set[str] = set()
+    seen = {site.name for site in _sites_with_dropout(compilation)}  # they have a finding
     for graph in _derived_graphs(compilation):
         for node in graph.graph.nodes:
             tensor = tensor_of(node)

@@ -91,7 +91,7 @@ class _Rewrite:
             with self.graph.inserting_after(last):
                 self._keys = self.graph.placeholder(KEYS_NAME)
             self._keys.target = self._keys.name
-            self._keys.meta |= {"val": empty, "autosp_input": GraphInput(KEYS_NAME, "input", False)}
+            self._keys.meta |= {"val": empty, "autosp_input": GraphInput(KEYS_NAME, "buffer", False)}
             with self.graph.inserting_after(self._keys):
                 self._agreed = self.graph.call_function(keyed_random.AGREE, (self._keys,))
             self._agreed.meta["val"] = empty

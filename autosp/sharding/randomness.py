@@ -111,7 +111,21 @@ def attention_dropout(op: Operation, heads: Shard) -> dict[str, Any]:
     }
 
 
-RULES: RuleTable = {
+def drops_nothing(op: Operation) -> Value:
+    """Dropout that is switched off; what draws has been refused or has become keyed."""
+    source: Value = op.args[0]
+    if isinstance(source.placement, Partial):
+        source = op.replicate(source, f"{op.target} of a partial input")
+    return op.result(op.emit(op.target, source, *op.args[1:]), source.placement)
+
+
+INACTIVE = (
+    aten.feature_dropout.default,
+    aten.alpha_dropout.default,
+    aten.feature_alpha_dropout.default,
+)
+
+RULES: RuleTable = dict.fromkeys(INACTIVE, drops_nothing) | {
     keyed_random.AGREE: agree,
     keyed_random.DROPOUT: elementwise,
     keyed_random.BERNOULLI: elementwise,

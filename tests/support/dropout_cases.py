@@ -29,5 +29,6 @@ def gpt2(*, batch: int = 2, length: int = 13) -> Subject:
     )
     assert config.attn_pdrop == config.embd_pdrop == config.resid_pdrop == 0.1
     model = GPT2LMHeadModel(config).double().train()
+    model.loss_type = "ForCausalLM"  # without it the forward warns, which breaks the graph
     ids = torch.randint(0, 32, (batch, length))
     return Subject(model, kwargs={"input_ids": ids, "labels": ids.clone()})
