@@ -132,9 +132,10 @@ def _attention_dropout(compilation: RankCompilation) -> Iterator[Finding]:
         return
 
     def num_bytes(site: Node) -> int:
-        size, tensor = site.kwargs["size"], tensor_of(site)
-        assert isinstance(size, (list, tuple)) and tensor is not None
-        return prod(size) * tensor.element_size() // compilation.context.mesh.sp  # type: ignore[arg-type]
+        tensor = tensor_of(site)
+        assert tensor is not None
+        elements = prod(_probabilities(site)) // compilation.context.mesh.sp
+        return elements * tensor.element_size()
 
     largest = max(sites, key=num_bytes)
     length = shape_of(largest)[-2]
@@ -145,11 +146,18 @@ def _attention_dropout(compilation: RankCompilation) -> Iterator[Finding]:
         "attention-dropout",
         severity if length >= SHORT_SEQUENCE else "info",
         f"{len(sites)} attention sites with dropout {largest.args[4]} compute their probabilities "
-        f"{list(largest.kwargs['size'])} in the open: "  # type: ignore[arg-type]
-        f"{num_bytes(largest) / 2**20:.1f} MiB on every rank for each, several times in the step",
+        f"{_probabilities(largest)} in the open: {num_bytes(largest) / 2**20:.1f} MiB on every "
+        "rank for each, several times in the step",
         "The fused attention kernels draw random numbers of their own, which would differ from "
         "rank to rank: set the attention dropout to 0",
     )
+
+
+def _probabilities(site: Node) -> list[int]:
+    """Global shape of the probabilities of keyed attention."""
+    size = site.kwargs["size"]
+    assert isinstance(size, (list, tuple))
+    return [int(rows) for rows in size]  # type: ignore[arg-type]
 
 
 def _square_tensors(compilation: RankCompilation) -> Iterator[Finding]:

@@ -91,7 +91,10 @@ class _Rewrite:
             with self.graph.inserting_after(last):
                 self._keys = self.graph.placeholder(KEYS_NAME)
             self._keys.target = self._keys.name
-            self._keys.meta |= {"val": empty, "autosp_input": GraphInput(KEYS_NAME, "buffer", False)}
+            self._keys.meta |= {
+                "val": empty,
+                "autosp_input": GraphInput(KEYS_NAME, "buffer", False),
+            }
             with self.graph.inserting_after(self._keys):
                 self._agreed = self.graph.call_function(keyed_random.AGREE, (self._keys,))
             self._agreed.meta["val"] = empty
@@ -102,7 +105,7 @@ class _Rewrite:
         key = (dim, rows, like.device)
         if key not in self._positions:
             agreed = self._agreed_keys(like)
-            options = {"dtype": torch.int64, "device": like.device}
+            options: dict[str, Any] = {"dtype": torch.int64, "device": like.device}
             with self.graph.inserting_after(agreed):
                 node = self.graph.call_function(aten.arange.default, (rows,), options)
             node.meta["val"] = _fake(like, lambda: torch.arange(rows, **options))

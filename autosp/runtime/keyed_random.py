@@ -22,14 +22,14 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-LIBRARY = torch.library.Library("autosp", "DEF")
+LIBRARY = torch.library.Library("autosp", "DEF")  # type: ignore[no-untyped-call]
 """Owns the definitions of the operators; they exist as long as it does."""
 
 NUM_KEYS = 3
 """Numbers of 32 bits that one *draw* takes: for rows, once more for rows, for columns."""
 
 WORD_BITS = 32
-_NUM_WORDS = 2**WORD_BITS
+_NUM_WORDS = 1 << WORD_BITS
 _MASK = _NUM_WORDS - 1
 _FIRST_FACTOR = 0x7FEB352D
 _SECOND_FACTOR = 0x846CA68B - _NUM_WORDS
@@ -237,8 +237,8 @@ def _attention(
 
 
 def _define(name: str, schema: str, function: Callable[..., Tensor]) -> torch._ops.OpOverload:
-    LIBRARY.define(f"{name}{schema}")
-    LIBRARY.impl(name, function, "CompositeImplicitAutograd")
+    LIBRARY.define(f"{name}{schema}")  # type: ignore[no-untyped-call]
+    LIBRARY.impl(name, function, "CompositeImplicitAutograd")  # type: ignore[no-untyped-call]
     packet: torch._ops.OpOverloadPacket = getattr(torch.ops.autosp, name)
     operator: torch._ops.OpOverload = packet.default
     return operator

@@ -51,6 +51,7 @@ def _broadcast(node: Node, dim: int) -> dict[Node, int]:
 
 def _random(node: Node, dim: int) -> dict[Node, int] | None:
     """The operand, whose block draws its own numbers; without one, the positions."""
+    assert isinstance(node.target, torch._ops.OpOverload)
     if node.target in OPERAND_FIRST:
         return {node.args[0]: dim}  # type: ignore[dict-item]
     positions = node.args[POSITIONS[node.target]]
