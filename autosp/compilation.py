@@ -28,6 +28,7 @@ from autosp.graph import is_view, is_write, output_node, tensor_of
 from autosp.inner import InnerCompiler
 from autosp.outputs import OutputPlan, plan_outputs
 from autosp.passes import PROGRAM_PASSES
+from autosp.passes.keyed_randomness import random_keys
 from autosp.passes.shard import Shard
 from autosp.pipeline import PassContext, run_passes
 from autosp.records import (
@@ -36,6 +37,7 @@ from autosp.records import (
     snapshot_rank_program,
     snapshot_user_program,
 )
+from autosp.runtime.keyed_random import draw_keys
 from autosp.sharding.propagate import ShardedProgram
 from autosp.verify import verify_program
 from autosp.writes import drop_unread_copies, keep_old_values
@@ -62,6 +64,14 @@ class RankCompilation:
     view: ProgramView
     context: PassContext
     graphs: Graphs = field(default_factory=lambda: Graphs())
+
+    def draw_random_keys(self) -> tuple[torch.Tensor, ...]:
+        """The inputs of one step that the user does not give: none, or its random keys."""
+        keys = random_keys(self.captured.program.graph)
+        if keys is None:
+            return ()
+        fake, mesh = keys.meta["val"], self.context.mesh
+        return (draw_keys(len(fake), dp_rank=mesh.rank // mesh.sp, device=fake.device),)
 
 
 @dataclass(slots=True)
@@ -103,7 +113,19 @@ def lower_to_rank(module: GraphModule, context: PassContext) -> RankCompilation:
         snapshot=lambda p, c: snapshot_user_program(p, c.current_pass),
         verify=lambda p, name: verify_program(p, name),
     )
-    return _shard(captured, program, context)
+    return _shard(_with_random_keys(captured, program), program, context)
+
+
+def _with_random_keys(captured: CapturedProgram, program: GraphModule) -> CapturedProgram:
+    """The input that the passes added for random numbers, if they did."""
+    keys = random_keys(program.graph)
+    if keys is None:
+        return captured
+    return replace(
+        captured,
+        inputs=(*captured.inputs, keys.meta["autosp_input"]),
+        fake_inputs=(*captured.fake_inputs, keys.meta["val"]),
+    )
 
 
 def _report_break(module: GraphModule, context: PassContext) -> None:

@@ -13,6 +13,8 @@ code                         severity  meaning
 ``unclassified-collective``  warning   a communication operator that is not understood
 ``square-tensor``            error     a tensor with two dims of at least the sequence
                                        length, at 16k tokens or more (warning below)
+``attention-dropout``        error     attention probabilities in the open, S x S a head
+                                       (warning below 16k tokens, info below 1k)
 ``replicated-sequence``      info      large tensors of the whole sequence are on every
                                        rank (warning where shards were gathered)
 ``replicated-work``          warning   a share of the FLOPs is computed on every rank
@@ -33,6 +35,7 @@ from collections.abc import Iterator
 from autosp.checks.attention import check_attention
 from autosp.checks.collectives import check_collectives
 from autosp.checks.convention import check_convention
+from autosp.checks.dropout import check_attention_dropout
 from autosp.checks.replicated_work import check_replicated_work
 from autosp.checks.subject import Subject
 from autosp.checks.whole_tensors import check_square_tensors, check_whole_tensors
@@ -51,6 +54,7 @@ def check_compilation(
         yield from check_whole_tensors(subject)
         yield from check_replicated_work(subject)
         yield from check_convention(subject)
+    yield from check_attention_dropout(subject)
     yield from check_square_tensors(subject)
     yield from check_collectives(subject)
     if compilation.graphs.backward is None and estimate is not None:

@@ -75,21 +75,23 @@ class Backend:
         with unprinted_graphs():
             compilation = lower_to_rank(module, self._context)
             self.compilations.append(compilation)
+            with torch.random.fork_rng(devices=[]):  # only its shape counts
+                keys = compilation.draw_random_keys()
             compiled = compile_graphs(
                 compilation,
-                [_block(value) for value in example_inputs],
+                [*map(_block, example_inputs), *keys],
                 inner=self._inner,
                 partitioner=self._partitioner,
             )
         if self._context.wants_graphs:
             self._check(compilation)
         takes_blocks = any(given.cut is not None for given in compilation.captured.inputs)
-        if not compilation.outputs.any_sharded and not takes_blocks:
+        if not compilation.outputs.any_sharded and not takes_blocks and not keys:
             return compiled
         leaves, group = compilation.outputs.leaves, self._group.group
 
         def run(*arguments: Any) -> Any:
-            results = compiled(*map(_block, arguments))
+            results = compiled(*map(_block, arguments), *compilation.draw_random_keys())
             return [_leave(r, leaf, group) for r, leaf in zip(results, leaves, strict=True)]
 
         return run

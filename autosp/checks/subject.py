@@ -13,9 +13,10 @@ from autosp.compilation import RankCompilation
 from autosp.errors import ShardingError
 from autosp.estimate import StepEstimate
 from autosp.events import Finding, GraphName, NodeCost, Severity
-from autosp.graph import LocalTag, local_tag, shape_of, tensor_of
+from autosp.graph import LocalTag, is_operator, local_tag, shape_of, tensor_of
 from autosp.records import tag_of
-from autosp.sharding.seeds import find_seeds
+from autosp.runtime import keyed_random
+from autosp.sharding.seeds import attention_sites, find_seeds
 
 
 @dataclass(frozen=True)
@@ -50,6 +51,12 @@ class Subject:
         except ShardingError:
             return 0
         return max(shape_of(seed.node)[seed.dim] for seed in seeds)
+
+    @cached_property
+    def attention_with_dropout(self) -> list[Node]:
+        """Attention sites whose dropout is drawn outside the fused kernels."""
+        sites = attention_sites(self.user_graph)
+        return [site for site in sites if is_operator(site, keyed_random.ATTENTION)]
 
     @cached_property
     def costs(self) -> Mapping[tuple[str, str], NodeCost]:

@@ -38,7 +38,7 @@ def check_square_tensors(subject: Subject) -> Iterator[Finding]:
     if length < SHORT_SEQUENCE:
         return
     weights = _weight_shapes(subject)
-    seen: set[str] = set()
+    seen = {site.name for site in subject.attention_with_dropout}  # they have a finding
     for _, graph in subject.derived():
         for node in graph.graph.nodes:
             tensor = tensor_of(node)

@@ -32,10 +32,12 @@ from autosp.graph import (
 from autosp.modes import restored_modes
 from autosp.pipeline import PassContext
 from autosp.placement import REPLICATE, Partial, Placement, Shard, local_shape, shard_dim
+from autosp.runtime.keyed_random import AGREE
 from autosp.sharding.builder import ProgramBuilder, Value
 from autosp.sharding.layout import with_users_layout
 from autosp.sharding.localise import block_inputs
 from autosp.sharding.operation import NoRule, Operation
+from autosp.sharding.randomness import draws_random_numbers
 from autosp.sharding.redistribute import CannotRedistribute, redistribute
 from autosp.sharding.rules import rule_for
 from autosp.sharding.seeds import Seed, attention_sites, find_seeds
@@ -182,7 +184,8 @@ class _Walk:
             _refuse_randomness(operation)
         if node in self._seeds:
             operation = self._seeded(operation, self._seeds[node])
-        if all(value.placement == REPLICATE for value in operation.values()):
+        is_whole = all(value.placement == REPLICATE for value in operation.values())
+        if is_whole and operation.target is not AGREE:
             result = self._replicated(operation)
         else:
             result = self._sharded(operation)
@@ -484,17 +487,12 @@ def _must_stay(node: Node) -> bool:
 
 
 def _refuse_randomness(operation: Operation) -> None:
-    target = operation.target
-    if torch.Tag.nondeterministic_seeded not in target.tags and target is not aten.dropout.default:
+    if not draws_random_numbers(operation.target, operation.args, operation.kwargs):
         return
-    if target is aten.dropout.default and not (operation.args[1] and operation.args[2]):
-        return
-    if target is aten.scaled_dot_product_attention.default:
-        if not operation.argument(4, "dropout_p", 0.0):
-            return
     where = source_location(operation.node)
     raise RandomnessError(
-        f"{target} draws random numbers, which would not agree between the ranks",
+        f"{operation.target} draws random numbers, which would not agree between the ranks",
         where=f"{where.file}:{where.line}" if where else "",
-        hint="Set dropout to 0 for training with sequence parallelism, or call model.eval()",
+        hint="It has no form whose numbers depend on positions alone: leave it out of the forward, "
+        "or call model.eval()",
     )

@@ -20,6 +20,7 @@ from autosp.sharding import (
     loss,
     mutation,
     pointwise,
+    randomness,
     reductions,
     scans,
     shapes,
@@ -44,6 +45,7 @@ RULES: dict[Any, RuleOrFormula] = {
     **loss.RULES,
     **attention.RULES,
     **mutation.RULES,
+    **randomness.RULES,
 }
 
 

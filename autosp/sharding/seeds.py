@@ -18,13 +18,11 @@ from torch.fx import Graph, Node
 from autosp.capture import GraphInput
 from autosp.errors import ShardingError
 from autosp.graph import is_operator, shape_of, tensor_of
-from autosp.sharding.attention import SEQUENCE_DIM
+from autosp.sharding.attention import ATTENTION, SEQUENCE_DIM
 from autosp.sharding.operation import normalise_dim
 from autosp.sharding.pointwise import is_pointwise
 
 aten = torch.ops.aten
-
-ATTENTION = aten.scaled_dot_product_attention.default
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +34,7 @@ class Seed:
 
 
 def attention_sites(graph: Graph) -> list[Node]:
-    return [node for node in graph.nodes if is_operator(node, ATTENTION)]
+    return [node for node in graph.nodes if is_operator(node, *ATTENTION)]
 
 
 def find_seeds(graph: Graph) -> tuple[Seed, ...]:

@@ -17,6 +17,7 @@ def verification_report(data: Mapping[str, Any]) -> Report:
     facts = [
         ("verdict", "EQUAL" if data["ok"] else "DIFFERENT"),
         ("ranks", f"{data['ranks']} processes, {data['dtype']}"),
+        ("reference", str(data.get("reference", "the model in one process"))),
         ("loss", f"{loss['compiled']!r} compiled, {loss['reference']!r} reference"),
         ("loss error", _compared(loss["rel_error"], data.get("loss_tolerance"))),
         ("gradient error", _compared(data["max_rel_error"], data.get("tolerance"))),
