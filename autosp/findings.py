@@ -70,7 +70,7 @@ def sequence_length(compilation: RankCompilation) -> int:
         seeds = find_seeds(compilation.captured.program.graph)
     except ShardingError:
         return 0
-    return max(shape_of(seed.node)[seed.dim] for seed in seeds)
+    return max(seed.length for seed in seeds)
 
 
 def _derived_graphs(compilation: RankCompilation) -> Iterable[GraphModule]:

@@ -22,17 +22,15 @@ from autosp.events import Alternative, Finding
 from autosp.graph import TAG_KEY, LocalTag, module_path, shape_of, source_location, tensor_of
 from autosp.modes import restored_modes
 from autosp.pipeline import PassContext
-from autosp.placement import REPLICATE, Partial, Placement, Shard, local_shape, shard_dim
+from autosp.placement import REPLICATE, Partial, Placement, Shard, local_shape
 from autosp.sharding.builder import ProgramBuilder, Value
 from autosp.sharding.localise import block_inputs
 from autosp.sharding.operation import NoRule, Operation
 from autosp.sharding.redistribute import CannotRedistribute, redistribute
 from autosp.sharding.rules import rule_for
-from autosp.sharding.seeds import Seed, attention_sites, find_seeds
+from autosp.sharding.seeds import Seed, attention_sites, find_origins, sequence_cut
 
 aten = torch.ops.aten
-
-SEQUENCE_LABEL = "seq"
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,9 +86,13 @@ class _Walk:
         self._blocks: dict[Node, list[Value]] = {}
         """User's node -> blocks of it that were computed instead of, or beside, the whole."""
         self._fallbacks: Counter[str] = Counter()
+        self._gathered: set[Node] = set()
+        """Nodes that took the all-gather path."""
         # One rank holds everything: no seeds, so that every value stays whole.
-        seeds = find_seeds(program.graph) if context.mesh.sp > 1 else ()
-        self._seeds = {seed.node: seed for seed in seeds}
+        origins = find_origins(program.graph) if context.mesh.sp > 1 else None
+        self._seeds = {seed.node: seed for seed in origins.seeds} if origins else {}
+        self._carriers = origins.carriers if origins else {}
+        """Nodes between the seeds and the queries: cut again if they became whole."""
 
     def run(self) -> ShardedProgram:
         self._announce_seeds()
@@ -145,20 +147,38 @@ class _Walk:
         args: Any = map_aggregate(node.args, self._lookup)
         kwargs: Any = map_aggregate(node.kwargs, self._lookup)
         if node.target is operator.getitem:
-            return args[0][args[1]]
+            return self._begin(node, args[0][args[1]])
         if not isinstance(node.target, torch._ops.OpOverload):
             return self._state_change(node, args, kwargs)
         operation = Operation(node, args, kwargs, self._builder, self._redistribute, self._decide)
         if self._context.mesh.sp > 1:
             _refuse_randomness(operation)
-        if node in self._seeds:
+        if node in self._seeds and node.target is aten.embedding.default:
             operation = self._seeded(operation, self._seeds[node])
         if all(value.placement == REPLICATE for value in operation.values()):
             result = self._replicated(operation)
         else:
             result = self._sharded(operation)
         self._check(node, result)
-        return result
+        return self._begin(node, result)
+
+    def _begin(self, node: Node, result: Any) -> Any:
+        """Cut a whole value where the sequence begins, or where a fallback made it whole."""
+        producer = node.args[0] if node.target is operator.getitem else node
+        along = self._carriers.get(node) if producer in self._gathered else None
+        if node in self._seeds:
+            along = self._seeds[node].along
+        if along is None or not _is_whole(result):
+            return result
+        cut = sequence_cut(along, self._context.mesh.sp)
+        reason = "the sequence begins here" if node in self._seeds else "the sequence goes on"
+        moved = redistribute(self._builder, result, cut, reason=reason)
+        self._decide(
+            "applied", "redistribute", node.name, f"{REPLICATE} -> {cut} of {result.node.name}",
+            reason, rule="redistribute",
+        )  # fmt: skip
+        self._check(node, moved)
+        return moved
 
     def _lookup(self, argument: Any) -> Any:
         return self._values[argument] if isinstance(argument, Node) else argument
@@ -170,7 +190,7 @@ class _Walk:
     def _seeded(self, operation: Operation, seed: Seed) -> Operation:
         """Cut the indices of a lookup where the sequence begins."""
         table, indices = operation.args[:2]
-        cut = self._sequence_cut(indices.shape, seed.dim)
+        cut = seed.cut(self._context.mesh.sp)
         moved = self._redistribute(indices, cut, "the sequence begins here", None)
         return replace(operation, args=(table, moved, *operation.args[2:]))
 
@@ -204,6 +224,7 @@ class _Walk:
         )
         cost = f"{gathered_bytes / 2**20:.1f} MiB whole on every rank"
         self._fallbacks[str(operation.target)] += 1
+        self._gathered.add(node)
         self._decide(
             "missed", "fallback", node.name, "all-gather the inputs, run replicated", why,
             rule="propagate.fallback",
@@ -311,13 +332,9 @@ class _Walk:
     def _decide(self, *args: Any, **kwargs: Any) -> None:
         self._context.decide(*args, **kwargs)
 
-    def _sequence_cut(self, shape: tuple[int, ...], dim: int) -> Shard:
-        cut = shard_dim(dim, shape[dim], self._context.mesh.sp, label=SEQUENCE_LABEL)
-        return cut
-
     def _announce_seeds(self) -> None:
         for seed in self._seeds.values():
-            cut = self._sequence_cut(shape_of(seed.node), seed.dim)
+            cut = seed.cut(self._context.mesh.sp)
             padding = f"; {cut.pad} padding rows" if cut.pad else ""
             self._decide(
                 "applied", "seed", seed.node.name, f"cut on dim {seed.dim}: {cut}",
@@ -332,7 +349,7 @@ class _Walk:
                 continue
             whole = self._values[seed.node]
             with self._builder.on_behalf_of(seed.node):
-                cut = self._sequence_cut(whole.shape, seed.dim)
+                cut = seed.cut(self._context.mesh.sp)
                 self._values[seed.node] = self._redistribute(
                     whole, cut, "the sequence begins here", None
                 )

@@ -10,6 +10,7 @@ from typing import Any
 from autosp.sharding import (
     along_dim,
     attention,
+    handwritten,
     indexing,
     linear_algebra,
     loss,
@@ -26,6 +27,7 @@ RULES: RuleTable = {
     **indexing.RULES,
     **loss.RULES,
     **attention.RULES,
+    **handwritten.RULES,
 }
 
 
