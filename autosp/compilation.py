@@ -85,8 +85,19 @@ def lower_to_rank(module: GraphModule, context: PassContext) -> RankCompilation:
     Raises:
         AutoSPError: a graph break, an unfit head count, nothing to shard ...
     """
+    return lower_captured(lambda: capture(module), context)
+
+
+def lower_captured(
+    captured_program: Callable[[], CapturedProgram], context: PassContext
+) -> RankCompilation:
+    """Rewrite what a capture yields for one rank; its program is changed.
+
+    Raises:
+        AutoSPError: what the capture raises, an unfit head count, nothing to shard ...
+    """
     with context.running("capture", "trace the model to a pre-dispatch forward graph", {}) as index:
-        captured = capture(module)
+        captured = captured_program()
         verify_program(captured.program, "capture")
         snapshot = cache(lambda: snapshot_user_program(captured.program, index))
         context.snapshot(snapshot)

@@ -68,20 +68,21 @@ def check_program(
     reference = _Reference.of(program, inputs)
     by_fill: dict[str, RankRun] = {}
     counts: Counter[Quantity] = Counter()
+    errors = _Errors()
     num_fallbacks = 0
     for fill in fills:
         ranks = _compile(program, num_ranks, fill, passes, fake_mode)
         run = by_fill[fill] = RankRun.of(ranks, inputs, reference)
         num_fallbacks = sum(ranks[0].fallbacks.values())
-        search = _Search(reference, run, fill, tolerance)
+        search = _Search(reference, run, fill, tolerance, errors)
         wrong = search.values() or search.cotangents()
         counts = search.counts
         if wrong is not None:
-            return _report(counts, tuple(by_fill), num_fallbacks, wrong)
+            return _report(counts, tuple(by_fill), num_fallbacks, wrong, errors)
         if not _has_padding(ranks[0]):
             break
     wrong = _changes_with_fill(by_fill, tolerance)
-    return _report(counts, tuple(by_fill), num_fallbacks, wrong)
+    return _report(counts, tuple(by_fill), num_fallbacks, wrong, errors)
 
 
 def _has_padding(sharded: ShardedProgram) -> bool:
@@ -91,7 +92,11 @@ def _has_padding(sharded: ShardedProgram) -> bool:
 
 
 def _report(
-    counts: Counter[Quantity], fills: Sequence[str], num_fallbacks: int, wrong: WrongNode | None
+    counts: Counter[Quantity],
+    fills: Sequence[str],
+    num_fallbacks: int,
+    wrong: WrongNode | None,
+    errors: _Errors,
 ) -> OracleReport:
     return OracleReport(
         ok=wrong is None,
@@ -100,6 +105,8 @@ def _report(
         num_cotangents_checked=counts["cotangent"],
         fills=tuple(fills),
         num_fallbacks=num_fallbacks,
+        gradient_error=errors.gradient,
+        loss_error=errors.loss,
     )
 
 
@@ -350,6 +357,14 @@ def _fake_mode(program: GraphModule, captured: CapturedProgram | None) -> Any:
 
 
 @dataclass(slots=True)
+class _Errors:
+    """The largest errors of what a training step uses, over all runs."""
+
+    gradient: float = 0.0
+    loss: float = 0.0
+
+
+@dataclass(slots=True)
 class _Search:
     """Looks for the first wrong tensor of one run."""
 
@@ -357,10 +372,12 @@ class _Search:
     run: RankRun
     fill: str
     tolerance: float
+    errors: _Errors
     counts: Counter[Quantity] = field(default_factory=Counter)
 
     def values(self) -> WrongNode | None:
         """The first wrong value, in program order."""
+        losses = {output.node for output in self.reference.outputs}
         for node in self.reference.nodes:
             local = self.run.sharded.values.get(node.name)
             expected = self.reference.values.get(node.name)
@@ -373,6 +390,8 @@ class _Search:
                 parts = self.run.values[copy.node]
                 for actual in combine_values(parts, copy.placement, copy.shape):
                     found = difference(expected, actual, scale=1.0)
+                    if node in losses:
+                        self.errors.loss = max(self.errors.loss, found.max_rel)
                     if found.exceeds(self.tolerance):
                         return self._wrong(node, "value", copy.placement, found)
         return None
@@ -381,6 +400,8 @@ class _Search:
         """The first wrong cotangent, from the loss backwards."""
         known = self.reference.cotangents
         scale = largest(c for c in known.values() if c is not None)
+        parameters = self._parameters()
+        parameter_scale = largest(c for n in parameters if (c := known.get(n)) is not None)
         shared = self._shared_nodes()
         for node in reversed(self.reference.nodes):
             if node.name not in known:
@@ -393,10 +414,17 @@ class _Search:
                 elsewhere = self._cotangent_elsewhere(node)
                 for actual in combine_cotangents(parts, local.placement, local.shape):
                     whole = actual if elsewhere is None else actual + elsewhere
+                    if node.name in parameters:
+                        of_gradient = difference(expected, whole, scale=parameter_scale)
+                        self.errors.gradient = max(self.errors.gradient, of_gradient.max_rel)
                     found = difference(expected, whole, scale=scale)
                     if found.exceeds(self.tolerance):
                         return self._wrong(node, "cotangent", local.placement, found)
         return None
+
+    def _parameters(self) -> set[str]:
+        inputs = {n: n.meta.get("autosp_input") for n in self.reference.nodes}
+        return {node.name for node, given in inputs.items() if given and given.kind == "parameter"}
 
     def _cotangent_parts(
         self, node: Node, shared: set[str]
