@@ -6,8 +6,9 @@ and backward graphs and never partitions again. What is recorded here is what ru
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, suppress
+import os
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import cache, partial
 from typing import Any, Literal, cast
@@ -77,6 +78,24 @@ def unprinted_graphs() -> AbstractContextManager[None]:
     Passes only look at graphs; writing code for each costs a tenth of a compilation.
     """
     return _use_lazy_graph_module(True)
+
+
+@contextmanager
+def _constant_floats() -> Iterator[None]:
+    """Floats of a model (soft caps, scales) stay constants.
+
+    Otherwise AOTAutograd may ask dynamo to start again, which a dry run has left by then.
+    """
+    name = "TENSORIFY_PYTHON_SCALARS"
+    before = os.environ.get(name)
+    os.environ[name] = "0"
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[name]
+        else:
+            os.environ[name] = before
 
 
 def lower_to_rank(module: GraphModule, context: PassContext) -> RankCompilation:
@@ -157,7 +176,7 @@ def derive_graphs(
     compilation: RankCompilation, example_inputs: Sequence[Any], *, partitioner: str
 ) -> None:
     """Run AOTAutograd on the per-rank program as far as ``compilation.graphs``, which it fills."""
-    with suppress(_GraphsDerived):
+    with suppress(_GraphsDerived), _constant_floats():
         compile_graphs(compilation, example_inputs, inner=None, partitioner=partitioner)
 
 

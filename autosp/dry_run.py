@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import gc
 import logging
+import re
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
@@ -19,6 +20,7 @@ from torch._dynamo.exc import BackendCompilerFailed, TorchDynamoException, Unsup
 from torch._guards import TracingContext, tracing
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx import GraphModule
+from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 
 import autosp
 from autosp.capture import describe_inputs
@@ -216,6 +218,8 @@ def dynamo_graph(
         raise
     except Unsupported as why:
         raise graph_break(why) from None
+    except GuardOnDataDependentSymNode as why:
+        raise data_dependent(why) from None
     except TorchDynamoException as why:
         raise AutoSPError(f"torch could not trace the model: {_first_line(why)}") from why
     finally:
@@ -238,6 +242,18 @@ def graph_break(why: Unsupported) -> GraphBreakError:
         where=where,
         hint="Sequence parallelism needs the whole forward as one graph: remove this construct "
         "or move it out of the model's forward",
+    )
+
+
+def data_dependent(why: Exception) -> GraphBreakError:
+    """A number read from a tensor decides a shape or a branch."""
+    cause = re.search(r"Caused by: (.*?)\s+# (\S+) in", str(why))
+    return GraphBreakError(
+        "a shape or a branch depends on the values of a tensor"
+        + (f" ({cause.group(1)})" if cause else ""),
+        where=cause.group(2) if cause else "",
+        hint="The program must be the same for all data: compute with tensors instead "
+        "(torch.where, masked_fill)",
     )
 
 

@@ -84,6 +84,63 @@ def sequence_to_sequence(batch: int, length: int) -> Inputs:
     return {"input_ids": source, "labels": causal_text(batch, length)["labels"]}
 
 
+def audio_to_text(batch: int, length: int) -> Inputs:
+    """Mel frames, of which the encoder's convolutions leave 51, and a text of ``length``."""
+    generator = torch.Generator().manual_seed(2)
+    frames = torch.randn(batch, 16, 102, generator=generator, dtype=torch.float64)
+    return {"input_features": frames, "labels": causal_text(batch, length)["labels"]}
+
+
+def waveform(batch: int, length: int) -> Inputs:
+    """Samples that convolutions turn into about ``length`` frames; one class a row."""
+    generator = torch.Generator().manual_seed(2)
+    samples = torch.randn(batch, 8 * length + 9, generator=generator, dtype=torch.float64)
+    return {"input_values": samples, "labels": torch.arange(batch)}
+
+
+IMAGE_SIZE, PATCH_SIZE = 28, 4
+NUM_PATCHES = (IMAGE_SIZE // PATCH_SIZE) ** 2
+IMAGE_TOKEN = 90
+
+
+def pixels(batch: int, length: int) -> Inputs:
+    """Images of 49 patches, whatever the length."""
+    del length
+    generator = torch.Generator().manual_seed(3)
+    size = (batch, 3, IMAGE_SIZE, IMAGE_SIZE)
+    return {"pixel_values": torch.randn(size, generator=generator, dtype=torch.float64)}
+
+
+def images(batch: int, length: int) -> Inputs:
+    """Images with one class each."""
+    return {**pixels(batch, length), "labels": torch.arange(batch)}
+
+
+def text_with_image(batch: int, length: int) -> Inputs:
+    """An image a row, whose patches stand after the second token."""
+    text = causal_text(batch, length)["input_ids"] % IMAGE_TOKEN
+    placeholders = torch.full((batch, NUM_PATCHES), IMAGE_TOKEN)
+    ids = torch.cat([text[:, :2], placeholders, text[:, 2:]], 1)
+    labels = ids.masked_fill(ids == IMAGE_TOKEN, -100)
+    return {**pixels(batch, length), "input_ids": ids, "labels": labels}
+
+
+def text_with_patches(batch: int, length: int) -> Inputs:
+    """As Qwen2-VL wants it: patches flattened over all images, and their grids."""
+    generator = torch.Generator().manual_seed(3)
+    height, width = 8, 4
+    text = causal_text(batch, length)["input_ids"] % IMAGE_TOKEN
+    placeholders = torch.full((batch, height * width // 4), IMAGE_TOKEN)
+    ids = torch.cat([text[:, :2], placeholders, text[:, 2:]], 1)
+    rows = (batch * height * width, 3 * PATCH_SIZE * PATCH_SIZE)
+    return {
+        "input_ids": ids,
+        "labels": ids.masked_fill(ids == IMAGE_TOKEN, -100),
+        "pixel_values": torch.randn(rows, generator=generator, dtype=torch.float64),
+        "image_grid_thw": torch.tensor([[1, height, width]] * batch),
+    }
+
+
 @dataclass(frozen=True)
 class Architecture:
     """One architecture."""
@@ -115,6 +172,13 @@ class Architecture:
         return model.train()
 
 
+LAYERS: Mapping[str, Any] = {
+    "hidden_size": WIDTH,
+    "intermediate_size": 2 * WIDTH,
+    "num_hidden_layers": 2,
+    "num_attention_heads": NUM_HEADS,
+}
+IMAGE: Mapping[str, Any] = {"image_size": IMAGE_SIZE, "patch_size": PATCH_SIZE}
 GQA: Mapping[str, Any] = {"num_key_value_heads": 2}
 EXPERTS: Mapping[str, Any] = {
     "num_experts": 4,
@@ -122,7 +186,6 @@ EXPERTS: Mapping[str, Any] = {
     "n_routed_experts": 4,
     "num_experts_per_tok": 2,
     "moe_intermediate_size": WIDTH,
-    "experts_implementation": "eager",
 }
 GEMMA: Mapping[str, Any] = {**GQA, "head_dim": 16}
 SLIDING: Mapping[str, Any] = {"sliding_window": WINDOW}
@@ -148,10 +211,9 @@ ARCHITECTURES: tuple[Architecture, ...] = (
     Architecture("Qwen3", "qwen3", {**GQA, "head_dim": 16}),
     Architecture("Mistral", "mistral", {**GQA, "sliding_window": None}),
     Architecture("Mistral, sliding window", "mistral", {**GQA, **SLIDING}),
-    Architecture("Ministral", "ministral", {**GQA, **ALTERNATING}),
+    Architecture("Ministral", "ministral", {**GQA, **ALTERNATING, "head_dim": HEAD_SIZE}),
     Architecture("Gemma", "gemma", GEMMA),
-    Architecture("Gemma 2", "gemma2", {**GEMMA, **ALTERNATING}),
-    Architecture("Gemma 2, eager", "gemma2", {**GEMMA, **ALTERNATING}, attention="eager"),
+    Architecture("Gemma 2", "gemma2", {**GEMMA, **ALTERNATING}, attention="eager"),
     Architecture("Gemma 3 text", "gemma3_text", {**GEMMA, **ALTERNATING}),
     Architecture("Phi", "phi"),
     Architecture("Phi-3", "phi3", GQA),
@@ -203,4 +265,29 @@ ARCHITECTURES: tuple[Architecture, ...] = (
     Architecture("ModernBERT", "modernbert", {"local_attention": WINDOW, "global_attn_every_n_layers": 2, "cls_token_id": 1, "sep_token_id": 2, "embedding_dropout": 0.0, "mlp_dropout": 0.0}, head="AutoModelForMaskedLM", inputs=masked_text),
     Architecture("T5", "t5", {"d_model": WIDTH, "d_kv": HEAD_SIZE, "d_ff": 2 * WIDTH, "num_layers": 2, "num_heads": NUM_HEADS, "decoder_start_token_id": 0}, head="AutoModelForSeq2SeqLM", inputs=sequence_to_sequence, attention="eager"),
     Architecture("BART", "bart", {"d_model": WIDTH, "encoder_layers": 2, "decoder_layers": 2, "encoder_attention_heads": NUM_HEADS, "decoder_attention_heads": NUM_HEADS, "encoder_ffn_dim": WIDTH, "decoder_ffn_dim": WIDTH, "decoder_start_token_id": 2}, head="AutoModelForSeq2SeqLM", inputs=sequence_to_sequence),
+    Architecture("Whisper", "whisper", {"d_model": WIDTH, "encoder_layers": 2, "decoder_layers": 2,
+        "encoder_attention_heads": NUM_HEADS, "decoder_attention_heads": NUM_HEADS,
+        "encoder_ffn_dim": WIDTH, "decoder_ffn_dim": WIDTH, "num_mel_bins": 16,
+        "max_source_positions": 51, "max_target_positions": MAX_LENGTH, "decoder_start_token_id": 1,
+        "apply_spec_augment": False},
+        head="AutoModelForSpeechSeq2Seq", inputs=audio_to_text),
+    Architecture("Wav2Vec2", "wav2vec2", {"conv_dim": (16, 16), "conv_kernel": (5, 3), "conv_stride": (4, 2), "num_feat_extract_layers": 2,
+        "num_conv_pos_embeddings": 8, "num_conv_pos_embedding_groups": 4, "apply_spec_augment": False, "mask_time_prob": 0.0, "layerdrop": 0.0,
+        "feat_proj_dropout": 0.0, "final_dropout": 0.0, "feat_quantizer_dropout": 0.0, "num_labels": 5},
+        head="AutoModelForSequenceClassification", inputs=waveform),
+    Architecture("ViT", "vit", {**IMAGE, "num_labels": 5}, head="AutoModelForImageClassification", inputs=images),
+    Architecture("DINOv2", "dinov2", {**IMAGE, "num_labels": 5, "mlp_ratio": 2, "drop_path_rate": 0.0}, head="AutoModelForImageClassification", inputs=images),
+    Architecture("SigLIP vision", "siglip_vision_model", IMAGE, head="SiglipVisionModel", inputs=pixels),
+    Architecture("CLIP vision", "clip_vision_model", IMAGE, head="CLIPVisionModel", inputs=pixels),
+    Architecture("LLaVA", "llava", {"vision_config": {"model_type": "clip_vision_model", **LAYERS, **IMAGE}, "text_config": {"model_type": "llama", **COMMON, **GQA, **NO_DROPOUT},
+        "image_token_index": IMAGE_TOKEN, "vision_feature_layer": -1, "image_seq_length": 16}, head="AutoModelForImageTextToText", inputs=text_with_image, common={}),
+    Architecture("Qwen2-VL", "qwen2_vl", {"text_config": {**COMMON, **GQA, **NO_DROPOUT, "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [2, 1, 1]}},
+        "vision_config": {"depth": 2, "embed_dim": WIDTH, "hidden_size": WIDTH, "num_heads": NUM_HEADS, "mlp_ratio": 2, "patch_size": 4, "spatial_merge_size": 2, "temporal_patch_size": 1},
+        "image_token_id": IMAGE_TOKEN, "vision_start_token_id": 91, "vision_end_token_id": 92, "video_token_id": 93}, head="AutoModelForImageTextToText", inputs=text_with_patches, common={}),
+    Architecture("Mamba 2", "mamba2", {"num_heads": NUM_HEADS, "head_dim": 16, "state_size": 16, "n_groups": 1, "chunk_size": 16, "expand": 2}),
+    Architecture("Jamba", "jamba", {**GQA, **EXPERTS, "attn_layer_period": 2, "attn_layer_offset": 1, "expert_layer_period": 2, "expert_layer_offset": 3, "use_mamba_kernels": False, "mamba_d_state": 8, "mamba_dt_rank": 4, "num_experts": 1}),
+    Architecture("RecurrentGemma", "recurrent_gemma", {"num_key_value_heads": 2, "lru_width": WIDTH, "attention_window_size": WINDOW, "block_types": ["recurrent", "attention"], "head_dim": HEAD_SIZE}),
+    Architecture("GPT-OSS", "gpt_oss", {**GQA, **EXPERTS, **ALTERNATING, "head_dim": HEAD_SIZE}, attention="eager"),
+    Architecture("LFM2", "lfm2", {**GQA, "layer_types": ["conv", "full_attention"], "block_multiple_of": 8}),
+    Architecture("Bamba", "bamba", {**GQA, "attn_layer_indices": [1], "mamba_n_heads": NUM_HEADS, "mamba_d_head": 16, "mamba_d_state": 16, "mamba_chunk_size": 16}),
 )
