@@ -7,6 +7,7 @@ source line it was traced from.
 
 from __future__ import annotations
 
+import operator
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -24,6 +25,7 @@ from torch.fx.node import map_aggregate
 from autosp.errors import AutoSPError, GraphBreakError, MutationError
 from autosp.graph import attribute_path, is_mutation, is_user_file, source_location
 from autosp.modes import restored_modes
+from autosp.promises import drop_promises
 
 InputKind = Literal["parameter", "buffer", "input"]
 
@@ -65,6 +67,7 @@ def capture(module: GraphModule) -> CapturedProgram:
         AutoSPError: a construct whose meaning the graph would not keep.
     """
     refuse_pieces(module)
+    drop_promises(module)
     num_checkpoints = _check_higher_order(module)
     _refuse_reads(module)
     placeholders = [node for node in module.graph.nodes if node.op == "placeholder"]
@@ -84,6 +87,7 @@ def capture(module: GraphModule) -> CapturedProgram:
     _drop_assertions(program)
     program.graph.eliminate_dead_code()
     _refuse_unknown_shapes(program)
+    _refuse_unseen_values(program)
     _redo_values_under_autocast(program, fake_mode)
     return CapturedProgram(program, inputs, fake_mode, mutations, tuple(fakes), num_checkpoints)
 
@@ -231,6 +235,19 @@ def _refuse_unknown_shapes(program: GraphModule) -> None:
                     hint="All shapes must be known when the program is compiled: use a mask "
                     "(torch.where, masked_fill) instead of selecting rows",
                 )
+
+
+def _refuse_unseen_values(program: GraphModule) -> None:
+    """A constant without contents was computed where the trace could not follow."""
+    for node in program.graph.find_nodes(op="get_attr"):
+        if isinstance(operator.attrgetter(node.target)(program), FakeTensor):
+            reader = next(iter(node.users), node)
+            raise AutoSPError(
+                f"what {reader.target} reads is computed by an operator that the trace cannot "
+                "follow (such as an associative scan)",
+                where=_where(reader),
+                hint="Write it with ordinary operators",
+            )
 
 
 def _redo_values_under_autocast(program: GraphModule, fake_mode: FakeTensorMode) -> None:

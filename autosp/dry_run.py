@@ -41,6 +41,7 @@ from autosp.graph import WRAPPER_ATTRIBUTE, is_user_file
 from autosp.hardware import Device
 from autosp.loss_of import LossOfOutput
 from autosp.mesh import Mesh
+from autosp.output_hooks import HINT, MODULE, install_output_hooks
 from autosp.pipeline import PassContext, Progress
 
 
@@ -206,6 +207,7 @@ def dynamo_graph(
         describe_inputs(module)
         raise _Captured(module)
 
+    install_output_hooks(model)
     torch._dynamo.reset()
     compiled = torch.compile(region, backend=hand_over, fullgraph=True, dynamic=False)
     try:
@@ -233,16 +235,16 @@ def dynamo_graph(
 def graph_break(why: Unsupported) -> GraphBreakError:
     """Dynamo's refusal in one line: what, at which line of the user's program, what to do."""
     where = ""
+    hint = (
+        "Sequence parallelism needs the whole forward as one graph: remove this construct "
+        "or move it out of the model's forward"
+    )
     for frame in reversed(list(why.real_stack)):
         if is_user_file(frame.filename):
             where = f"{frame.filename}:{frame.lineno} in {frame.name}: {frame.line}"
+            hint = HINT if frame.filename.endswith(f"{MODULE.replace('.', '/')}.py") else hint
             break
-    return GraphBreakError(
-        f"graph break: {_first_line(why)}",
-        where=where,
-        hint="Sequence parallelism needs the whole forward as one graph: remove this construct "
-        "or move it out of the model's forward",
-    )
+    return GraphBreakError(f"graph break: {_first_line(why)}", where=where, hint=hint)
 
 
 def data_dependent(why: Exception) -> GraphBreakError:

@@ -19,6 +19,7 @@ from autosp.oracle.combine import combine_cotangents, combine_values, cut_blocks
 from autosp.oracle.compare import Difference, coarsest_tolerance, difference, largest
 from autosp.oracle.lockstep import RankValues, run_ranks, run_whole
 from autosp.oracle.report import OracleReport, Quantity, WrongNode
+from autosp.output_hooks import install_output_hooks
 from autosp.passes import PROGRAM_PASSES
 from autosp.pipeline import Pass, PassContext
 from autosp.placement import REPLICATE, Placement, Shard
@@ -156,6 +157,7 @@ def with_captured(
 
         return run
 
+    install_output_hooks(module)
     torch._dynamo.reset()
     compiled = torch.compile(module, backend=backend, fullgraph=True, dynamic=False)
     try:

@@ -185,9 +185,7 @@ def _head_cut(op: Operation, left: Value, right: Value, query: object) -> Shard:
         outer = _num_batches(query, size) if dim == len(left.shape) - 3 == 0 else 1
         if right.shape[dim] in (1, size) and size // outer % op.num_ranks == 0:
             return Shard(dim, size // outer, outer, label="head")
-    raise NoRule(
-        f"the heads of {list(left.shape)} cannot be dealt out to {op.num_ranks} ranks"
-    )
+    raise NoRule(f"the heads of {list(left.shape)} cannot be dealt out to {op.num_ranks} ranks")
 
 
 def _num_batches(query: object, size: int) -> int:

@@ -183,5 +183,3 @@ def _fed_by_the_user(graph: Graph) -> set[Node]:
         if is_source or any(source in fed for source in node.all_input_nodes):
             fed.add(node)
     return fed
-
-

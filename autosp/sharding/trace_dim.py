@@ -182,9 +182,7 @@ def _dim_before(node: Node, own: tuple[int, ...], along: TracedDim) -> TracedDim
     return along if own[dim] == int(value.shape[dim]) else None
 
 
-def before_reshape(
-    old: Sequence[int], new: Sequence[int], along: TracedDim
-) -> TracedDim | None:
+def before_reshape(old: Sequence[int], new: Sequence[int], along: TracedDim) -> TracedDim | None:
     """Where a dim of ``new`` lies in ``old``, by position in the flat index."""
     before = prod(new[: along.dim]) * along.outer
     passed = 1

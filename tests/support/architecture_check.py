@@ -7,7 +7,8 @@ import re
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from functools import cache
+from typing import Any
 
 import torch
 from torch import nn
@@ -29,9 +30,7 @@ from autosp.oracle.check import with_captured
 from autosp.oracle.compare import difference, largest
 from autosp.oracle.lockstep import run_whole
 from autosp.pipeline import PassContext
-from tests.support.architectures import Architecture
-
-Verdict = Literal["pass", "correct but replicated", "refused", "wrong"]
+from tests.support.architectures import ARCHITECTURES, Architecture, Verdict
 
 BATCH = 2
 LENGTH = 45
@@ -72,6 +71,12 @@ class OwnLoss(nn.Module):
 
     def forward(self, **inputs: torch.Tensor) -> torch.Tensor:
         return LossOfOutput()(self.model(**inputs))
+
+
+@cache
+def outcome_of(name: str) -> Outcome:
+    """The outcome for the architecture of that name, found once."""
+    return judge(next(row for row in ARCHITECTURES if row.name == name))
 
 
 def judge(architecture: Architecture) -> Outcome:
