@@ -377,7 +377,7 @@ class _Search:
         for node in self.reference.nodes:
             local = self.run.sharded.values.get(node.name)
             expected = self.reference.values.get(node.name)
-            if local is None or not isinstance(expected, torch.Tensor):
+            if local is None or not local.comparable or not isinstance(expected, torch.Tensor):
                 continue
             self.counts["value"] += 1
             for copy in (local, *self.run.sharded.more_values[node.name]):
@@ -424,7 +424,9 @@ class _Search:
         self, node: Node, shared: set[str]
     ) -> list[tuple[list[torch.Tensor], LocalValue]]:
         local = self.run.sharded.values.get(node.name)
-        if local is None or node.name in shared or local.node not in self.run.cotangents:
+        if local is None or not local.comparable or node.name in shared:
+            return []
+        if local.node not in self.run.cotangents:
             return []
         found = [(self._filled(local.node), local)]
         if node.op == "placeholder" and local.node != node.name:

@@ -28,6 +28,7 @@ from autosp.sharding.localise import block_inputs
 from autosp.sharding.operation import NoRule, Operation
 from autosp.sharding.redistribute import CannotRedistribute, redistribute
 from autosp.sharding.rules import rule_for
+from autosp.sharding import token_regions
 from autosp.sharding.seeds import Seed, attention_sites, find_origins, sequence_cut
 
 aten = torch.ops.aten
@@ -41,6 +42,9 @@ class LocalValue:
     placement: Placement
     shape: tuple[int, ...]
     """Global shape."""
+    comparable: bool = True
+    """Whether combining the ranks' parts gives the user's value: not inside a region that
+    sorts each rank's own tokens."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +92,9 @@ class _Walk:
         self._fallbacks: Counter[str] = Counter()
         self._gathered: set[Node] = set()
         """Nodes that took the all-gather path."""
+        self._regions = token_regions.find_token_regions(program.graph)
+        self._local_order: dict[Node, Shard] = {}
+        """Sort of a region -> how the rows that each rank sorts by itself are cut."""
         # One rank holds everything: no seeds, so that every value stays whole.
         origins = find_origins(program.graph) if context.mesh.sp > 1 else None
         self._seeds = {seed.node: seed for seed in origins.seeds} if origins else {}
@@ -153,6 +160,11 @@ class _Walk:
         operation = Operation(node, args, kwargs, self._builder, self._redistribute, self._decide)
         if self._context.mesh.sp > 1:
             _refuse_randomness(operation)
+        if self._is_in_local_region(node):
+            region = self._regions[node]
+            rows = token_regions.emit(operation, region, self._local_order[region.sort])
+            self._check(node, rows)
+            return rows
         if node in self._seeds and node.target is aten.embedding.default:
             operation = self._seeded(operation, self._seeds[node])
         if all(value.placement == REPLICATE for value in operation.values()):
@@ -161,6 +173,29 @@ class _Walk:
             result = self._sharded(operation)
         self._check(node, result)
         return self._begin(node, result)
+
+    def _is_in_local_region(self, node: Node) -> bool:
+        """Whether ``node`` is in a region whose tokens each rank sorts by itself."""
+        region = self._regions.get(node)
+        if region is None:
+            return False
+        ids = self._values[region.ids]
+        if region.sort is node and token_regions.is_local(ids):
+            self._local_order[node] = ids.placement
+            self._decide(
+                "applied", "experts", node.name, "each rank sorts its own tokens by expert",
+                "no row that leaves the region depends on another token",
+                rule="token_regions",
+            )  # fmt: skip
+        return region.sort in self._local_order
+
+    def _has_own_order(self, node: Node) -> bool:
+        region = self._regions.get(node)
+        return (
+            region is not None
+            and region.sort in self._local_order
+            and region.kinds[node] != "exit"
+        )
 
     def _begin(self, node: Node, result: Any) -> Any:
         """Cut a whole value where the sequence begins, or where a fallback made it whole."""
@@ -389,7 +424,12 @@ class _Walk:
         more_values: dict[str, tuple[LocalValue, ...]] = {}
         for node, whole in self._values.items():
             copies = [
-                LocalValue(value.node.name, value.placement, value.shape)
+                LocalValue(
+                    value.node.name,
+                    value.placement,
+                    value.shape,
+                    comparable=not self._has_own_order(node),
+                )
                 for value in (whole, *self._blocks.get(node, ()))
                 if isinstance(value, Value) and value.node in alive
             ]
