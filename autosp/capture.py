@@ -22,10 +22,15 @@ from torch.fx import GraphModule, Interpreter, Node
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.node import map_aggregate
 
-from autosp.errors import AutoSPError, GraphBreakError, MutationError
-from autosp.graph import attribute_path, is_mutation, is_user_file, source_location
+from autosp.checkpoint_regions import CHECKPOINT, CheckpointRegion, region_of
+from autosp.errors import AutoSPError, GraphBreakError
+from autosp.events import SourceLocation
+from autosp.graph import REGION_KEY, attribute_path, is_mutation, is_user_file, source_location
 from autosp.modes import restored_modes
+from autosp.placement import Shard
 from autosp.promises import drop_promises
+from autosp.runtime.gathered import GatheredOnUse
+from autosp.writes import end_with_writes, refuse_mutations, written_inputs
 
 InputKind = Literal["parameter", "buffer", "input"]
 
@@ -38,6 +43,8 @@ class GraphInput:
     """As the user writes it: ``layers.0.attn.q_proj.weight``, ``input_ids``."""
     kind: InputKind
     trainable: bool
+    cut: Shard | None = None
+    """How it arrives: as this rank's block of an earlier piece's output; None: whole."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,71 +58,118 @@ class CapturedProgram:
     """In-place operators that were made functional."""
     fake_inputs: tuple[Any, ...] = ()
     """What dynamo traced with, in calling order; trainable ones require a gradient."""
-    num_checkpoints: int = 0
-    """Regions of ``torch.utils.checkpoint``: computed as if they were not checkpointed."""
+    checkpoints: tuple[CheckpointRegion, ...] = ()
+    """Regions of ``torch.utils.checkpoint``, in program order."""
+    writes: tuple[str, ...] = ()
+    """Buffers and inputs that take a new value at the end of the program."""
 
 
-def capture(module: GraphModule) -> CapturedProgram:
+def capture(module: GraphModule, *, allow_breaks: bool = False) -> CapturedProgram:
     """Trace a dynamo graph to the pre-dispatch level.
 
     Args:
         module: the graph that dynamo hands to a backend; its placeholders carry fakes.
+        allow_breaks: take a piece of the user's program for a whole one.
 
     Raises:
         GraphBreakError: the graph is only a piece of the user's program.
         MutationError: an in-place operator that cannot be made functional.
         AutoSPError: a construct whose meaning the graph would not keep.
     """
-    refuse_pieces(module)
+    if not allow_breaks:
+        refuse_pieces(module)
+    _refuse_dynamic_sizes(module)
     drop_promises(module)
-    num_checkpoints = _check_higher_order(module)
+    _check_higher_order(module)
     _refuse_reads(module)
     placeholders = [node for node in module.graph.nodes if node.op == "placeholder"]
     given = [node.meta["example_value"] for node in placeholders]
     fake_mode = _fake_mode_of(given)
     with torch._guards.tracing(None), fake_mode:
-        fakes = [_static(value) for value in given]
+        fakes = [_static(_whole(value)) for value in given]
     inputs = describe_inputs(module)
-    program = _trace(module, fakes, fake_mode, functional=False)
+    program, checkpoints = _trace(module, fakes, fake_mode)
     _name_inputs(program, inputs)
+    writes: tuple[str, ...] = ()
     mutations = tuple(_describe(node) for node in program.graph.nodes if is_mutation(node))
     if mutations:
-        _refuse_writes_to_inputs(program)
-        program = _trace(module, fakes, fake_mode, functional=True)
+        written = written_inputs(program)
+        program, checkpoints = _trace(module, fakes, fake_mode, written=tuple(written))
         _name_inputs(program, inputs)
-        _refuse_mutations(program)
+        writes = end_with_writes(program, written)
+        refuse_mutations(program)
     _drop_assertions(program)
     program.graph.eliminate_dead_code()
     _refuse_unknown_shapes(program)
     _refuse_unseen_values(program)
     _redo_values_under_autocast(program, fake_mode)
-    return CapturedProgram(program, inputs, fake_mode, mutations, tuple(fakes), num_checkpoints)
+    return CapturedProgram(program, inputs, fake_mode, mutations, tuple(fakes), checkpoints, writes)
+
+
+@dataclass(frozen=True, slots=True)
+class GraphBreak:
+    """Why and where dynamo ended a piece of the user's program."""
+
+    reason: str
+    source: SourceLocation | None
+
+
+def graph_break_after(module: GraphModule) -> GraphBreak | None:
+    """The break at which this graph ends, or None: it ends with the user's program."""
+    reason = getattr(module, "compile_subgraph_reason", None)
+    if reason is None or not getattr(reason, "graph_break", False):
+        return None
+    source = None
+    for frame in reversed(list(getattr(reason, "user_stack", []) or [])):
+        source = SourceLocation(frame.filename, frame.lineno or 0, frame.name, frame.line or "")
+        if is_user_file(frame.filename):
+            break
+    return GraphBreak(str(reason.reason).strip().splitlines()[0], source)
 
 
 def refuse_pieces(module: GraphModule) -> None:
     """Raise if dynamo broke the user's program before or inside this graph."""
-    reason = getattr(module, "compile_subgraph_reason", None)
-    if reason is None or not getattr(reason, "graph_break", False):
+    found = graph_break_after(module)
+    if found is None:
         return
-    where = ""
-    for frame in reversed(list(getattr(reason, "user_stack", []) or [])):
-        where = f"{frame.filename}:{frame.lineno} in {frame.name}"
-        if is_user_file(frame.filename):
-            break
-    first_line = str(reason.reason).strip().splitlines()[0]
+    source = found.source
     raise GraphBreakError(
-        f"graph break: {first_line}",
-        where=where,
-        hint="Sequence parallelism needs the whole forward as one graph: remove the construct "
-        "at this line or move it out of the model's forward",
+        f"graph break: {found.reason}",
+        where=f"{source.file}:{source.line} in {source.function}" if source else "",
+        hint="Remove the construct at this line or move it out of the model's forward; or "
+        "compile each piece with --allow-breaks (allow_breaks=True)",
     )
+
+
+def _refuse_dynamic_sizes(module: GraphModule) -> None:
+    """A size that must stay symbolic: each length is compiled on its own here."""
+    for node in module.graph.find_nodes(op="placeholder"):
+        example = getattr(node.meta.get("grapharg"), "example", None)
+        marked = getattr(example, "_dynamo_dynamic_indices", None)
+        if marked:
+            raise AutoSPError(
+                f"dim {min(marked)} of {_graph_input(node).name} is marked dynamic, "
+                "but a compilation serves one length",
+                hint="Remove torch._dynamo.mark_dynamic (or use maybe_mark_dynamic): another "
+                "length compiles again by itself. Pad to a few lengths to keep these few",
+            )
 
 
 def _fake_mode_of(values: Sequence[Any]) -> FakeTensorMode:
     for value in values:
-        if isinstance(value, FakeTensor):
-            return value.fake_mode
+        fake = value.local if isinstance(value, GatheredOnUse) else value
+        if isinstance(fake, FakeTensor):
+            return fake.fake_mode
     raise AutoSPError("the compiled region has no tensor input", hint="Compile the whole model")
+
+
+def _whole(value: Any) -> Any:
+    """The global tensor of a sharded output of an earlier piece; others as they are."""
+    if not isinstance(value, GatheredOnUse):
+        return value
+    with torch.no_grad():
+        whole = torch.empty(value.shape, dtype=value.dtype, device=value.device)
+    return whole.requires_grad_(value.local.requires_grad)
 
 
 def _static(value: Any) -> Any:
@@ -142,48 +196,87 @@ def _static(value: Any) -> Any:
 
 
 def _trace(
-    module: GraphModule, fakes: list[Any], fake_mode: FakeTensorMode, *, functional: bool
-) -> GraphModule:
-    run: Any = _Inlining(module).run
-    if functional:
-        run = dispatch_functionalize(run, FunctionalTensorMode(pre_dispatch=True, export=True))
+    module: GraphModule,
+    fakes: list[Any],
+    fake_mode: FakeTensorMode,
+    *,
+    written: tuple[int, ...] | None = None,
+) -> tuple[GraphModule, tuple[CheckpointRegion, ...]]:
+    """The program and its checkpointed regions.
+
+    With ``written`` it is functional and returns, beside its results, the last values of
+    the inputs at these positions.
+    """
+    checkpoints: list[CheckpointRegion] = []
+    run: Any = _Inlining(module, checkpoints).run
+
+    def run_and_return_written(*inputs: Any) -> Any:
+        results = run(*inputs)
+        return results, [inputs[position] for position in written or ()]
+
+    function = run
+    if written is not None:
+        mode = FunctionalTensorMode(pre_dispatch=True, export=True)
+        function = dispatch_functionalize(run_and_return_written, mode)
     # The backend's tracing context holds another fake mode than the placeholders: hide it.
     with torch._guards.tracing(None), fake_mode, fx_traceback.preserve_node_meta():
-        traced: GraphModule = make_fx(run, DECOMPOSITIONS, pre_dispatch=True)(*fakes)
-    return traced
+        traced: GraphModule = make_fx(function, DECOMPOSITIONS, pre_dispatch=True)(
+            *map(_of_its_own, fakes)
+        )
+    return traced, tuple(checkpoints)
 
 
-CHECKPOINT = torch.ops.higher_order.tag_activation_checkpoint
+def _of_its_own(value: Any) -> Any:
+    """The same memory as another tensor: tracing a write must not change the original."""
+    if not isinstance(value, torch.Tensor):
+        return value
+    return value.detach().requires_grad_(value.requires_grad)
 
 
 class _Inlining(Interpreter):
-    """Runs the body of a checkpointed region in place."""
+    """Runs the body of a checkpointed region in place; its nodes know the region."""
+
+    def __init__(
+        self,
+        module: GraphModule,
+        checkpoints: list[CheckpointRegion],
+        region: CheckpointRegion | None = None,
+    ) -> None:
+        super().__init__(module)
+        self._checkpoints, self._region = checkpoints, region
+
+    def run_node(self, n: Node) -> Any:
+        if self._region is not None:
+            n.meta[REGION_KEY] = self._region.identity
+        return super().run_node(n)
 
     def call_function(self, target: Any, args: Any, kwargs: Any) -> Any:
         if target is CHECKPOINT:
-            return _Inlining(args[0]).run(*args[1:])
+            return _Inlining(args[0], self._checkpoints, self._entered(args[0])).run(*args[1:])
         return super().call_function(target, args, kwargs)
 
+    def _entered(self, body: GraphModule) -> CheckpointRegion:
+        if self._region is None:
+            where = next((line for n in body.graph.nodes if (line := _where(n))), "")
+            self._checkpoints.append(region_of(len(self._checkpoints) + 1, body, where))
+        return self._region or self._checkpoints[-1]
 
-def _check_higher_order(module: GraphModule) -> int:
-    """Refuse operators that contain programs; returns the number of checkpointed regions.
+
+def _check_higher_order(module: GraphModule) -> None:
+    """Refuse operators that contain programs, but for checkpointed regions.
 
     A custom ``autograd.Function`` is one: tracing would keep its forward and lose its
     backward.
     """
-    num_checkpoints = 0
     for part in module.modules():
         for node in part.graph.nodes if isinstance(part, GraphModule) else ():
-            if node.target is CHECKPOINT:
-                num_checkpoints += 1
-            elif isinstance(node.target, HigherOrderOperator):
+            if node.target is not CHECKPOINT and isinstance(node.target, HigherOrderOperator):
                 name = str(node.target)
                 raise AutoSPError(
                     HIGHER_ORDER.get(name, f"the forward uses the higher-order operator {name}"),
                     where=_where(node),
                     hint="The compiler cannot look inside: write it with ordinary operators",
                 )
-    return num_checkpoints
 
 
 def _refuse_reads(module: GraphModule) -> None:
@@ -272,54 +365,6 @@ def _describe(node: Node) -> str:
     return f"{node.target}{line}"
 
 
-def _refuse_writes_to_inputs(program: GraphModule) -> None:
-    """Functionalisation would drop a write to a parameter, buffer or input."""
-    owners: dict[Any, str] = {}
-    for node in program.graph.nodes:
-        value = node.meta.get("val")
-        if node.op in ("placeholder", "get_attr") and isinstance(value, torch.Tensor):
-            given = node.meta.get("autosp_input")
-            owners[_storage(value)] = given.name if given else "a constant"
-    for node in program.graph.nodes:
-        if not is_mutation(node):
-            continue
-        for written in _written(node):
-            if _storage(written.meta["val"]) in owners:
-                raise _mutation_error(node, owners[_storage(written.meta["val"])])
-
-
-def _storage(value: torch.Tensor) -> Any:
-    return value.untyped_storage()._cdata
-
-
-def _written(node: Node) -> list[Node]:
-    """The arguments that an in-place operator writes to."""
-    found: list[Node] = []
-    for index, argument in enumerate(node.target._schema.arguments):  # type: ignore[union-attr]
-        if argument.alias_info is None or not argument.alias_info.is_write:
-            continue
-        given = node.args[index] if index < len(node.args) else node.kwargs.get(argument.name)
-        given = given if isinstance(given, (tuple, list)) else [given]
-        found.extend(item for item in given if isinstance(item, Node))
-    return found
-
-
-def _refuse_mutations(program: GraphModule) -> None:
-    for node in program.graph.nodes:
-        if is_mutation(node):
-            written = node.args[0] if node.args else None
-            raise _mutation_error(node, written.name if isinstance(written, Node) else "an input")
-
-
-def _mutation_error(node: Node, written: str) -> MutationError:
-    return MutationError(
-        f"the forward writes in place to {written} ({node.target})",
-        where=_where(node),
-        hint="An input, parameter or buffer changed inside the forward cannot be kept equal "
-        "on all ranks: compute a new tensor instead",
-    )
-
-
 def describe_inputs(module: GraphModule) -> tuple[GraphInput, ...]:
     """Names and kinds of a dynamo graph's inputs, kept on its placeholders.
 
@@ -341,7 +386,8 @@ def _graph_input(node: Node) -> GraphInput:
     raw_name = getattr(source, "name", None)
     raw_name = raw_name() if callable(raw_name) else raw_name
     raw_name = raw_name if isinstance(raw_name, str) else node.name
-    trainable = isinstance(example, torch.Tensor) and example.requires_grad
+    carrier = example.local if isinstance(example, GatheredOnUse) else example
+    trainable = isinstance(carrier, torch.Tensor) and carrier.requires_grad
     kind: InputKind = "input"
     if (
         "_parameters[" in raw_name
@@ -351,8 +397,9 @@ def _graph_input(node: Node) -> GraphInput:
         kind = "parameter"
     elif "_buffers[" in raw_name or "_buffers'][" in raw_name:
         kind = "buffer"
+    cut = example.cut if isinstance(example, GatheredOnUse) else None
     name = attribute_path(raw_name) if kind != "input" else _user_argument(raw_name)
-    return GraphInput(name, kind, trainable)
+    return GraphInput(name, kind, trainable, cut)
 
 
 _LAST_KEY = re.compile(r"\['([^']+)'\](?:\[\d+\])*$")

@@ -20,9 +20,11 @@ from torch.fx import GraphModule, Node
 from torch.fx._lazy_graph_module import _use_lazy_graph_module
 from torch.utils._pytree import tree_leaves
 
-from autosp.capture import CapturedProgram, GraphInput, capture
+from autosp.capture import CapturedProgram, GraphInput, capture, graph_break_after
+from autosp.checkpoint_regions import no_states_of_unused_generators, tag_regions
+from autosp.checkpoint_report import decide_regions
 from autosp.cost.step import CompiledStep
-from autosp.events import GraphSnapshot
+from autosp.events import Finding, GraphSnapshot
 from autosp.graph import is_view, output_node, tensor_of
 from autosp.inner import InnerCompiler
 from autosp.outputs import OutputPlan, plan_outputs
@@ -104,13 +106,19 @@ def lower_to_rank(module: GraphModule, context: PassContext) -> RankCompilation:
     Raises:
         AutoSPError: a graph break, an unfit head count, nothing to shard ...
     """
-    return lower_captured(lambda: capture(module), context)
+    return lower_captured(
+        lambda: capture(module, allow_breaks=context.allow_breaks), context, module
+    )
 
 
 def lower_captured(
-    captured_program: Callable[[], CapturedProgram], context: PassContext
+    captured_program: Callable[[], CapturedProgram],
+    context: PassContext,
+    module: GraphModule | None = None,
 ) -> RankCompilation:
     """Rewrite what a capture yields for one rank; its program is changed.
+
+    ``module`` is the graph that was captured, if it may be a piece of a broken program.
 
     Raises:
         AutoSPError: what the capture raises, an unfit head count, nothing to shard ...
@@ -121,6 +129,8 @@ def lower_captured(
         snapshot = cache(lambda: snapshot_user_program(captured.program, index))
         context.snapshot(snapshot)
     _report_functionalisation(captured, context, snapshot)
+    if context.allow_breaks and module is not None:
+        _report_break(module, context)
     program = run_passes(
         captured.program,
         PROGRAM_PASSES,
@@ -129,6 +139,22 @@ def lower_captured(
         verify=lambda p, name: verify_program(p, name),
     )
     return _shard(captured, program, context)
+
+
+def _report_break(module: GraphModule, context: PassContext) -> None:
+    found = graph_break_after(module)
+    if found is not None:
+        context.find(
+            Finding(
+                code="graph-break",
+                severity="warning",
+                message=f"piece {context.compilation + 1} of the program ends at a graph break: "
+                f"{found.reason}",
+                source=found.source,
+                hint="Each piece is compiled on its own, and memory and time of the whole step "
+                "are not estimated: remove the construct or move it out of the forward",
+            )
+        )
 
 
 def _report_functionalisation(
@@ -205,7 +231,9 @@ def compile_graphs(
         with context.running("partition", description, {"partitioner": partitioner}) as index:
             if inner is not None:
                 inner.prepare_joint(joint)
-            forward, backward = PARTITIONERS[partitioner](joint, joint_inputs, **options)
+            tag_regions(joint, compilation.captured.checkpoints)
+            with no_states_of_unused_generators():
+                forward, backward = PARTITIONERS[partitioner](joint, joint_inputs, **options)
             # The default partitioner leaves a dead copy of the forward in the backward.
             if backward.graph.eliminate_dead_code():
                 backward.recompile()
@@ -311,6 +339,7 @@ def _record_partition(compilation: RankCompilation, index: int) -> None:
         "the partition that moves the fewest bytes",
         rule="compilation.partition",
     )
+    decide_regions(compilation.captured.checkpoints, graphs.backward, recomputed, context)
     names = frozenset(node.name for node in saved)
 
     def build(name: Any, module: GraphModule, again: frozenset[str]) -> GraphSnapshot:

@@ -33,6 +33,7 @@ from autosp.compilation import (
     unprinted_graphs,
 )
 from autosp.cost.step import CompiledStep
+from autosp.dry_run_pieces import PieceCompiler
 from autosp.errors import AutoSPError, GraphBreakError
 from autosp.estimate import StepEstimate, estimate_step
 from autosp.events import Finding, Recorder, RunFinished, RunStarted, SilentRecorder
@@ -65,15 +66,23 @@ class DryRunRequest:
     optimizer: str = "adamw"
     partitioner: str = "min-cut"
     backend: str = "eager"
+    allow_breaks: bool = False
+    """Compile each piece of a program that dynamo breaks. Several pieces get no estimate."""
 
 
 @dataclass(frozen=True, slots=True)
 class DryRunResult:
-    compilation: RankCompilation
-    step: CompiledStep
-    estimate: StepEstimate
+    pieces: tuple[RankCompilation, ...]
+    """One, unless breaks were allowed and happened."""
+    step: CompiledStep | None
+    estimate: StepEstimate | None
+    """None for a program in several pieces."""
     findings: tuple[Finding, ...]
     duration_ns: int
+
+    @property
+    def compilation(self) -> RankCompilation:
+        return self.pieces[0]
 
 
 def dry_run(
@@ -126,14 +135,45 @@ def _run(
 ) -> DryRunResult:
     if progress is not None:
         progress("trace the model")
+    context = PassContext(
+        request.mesh, recorder, progress=progress, allow_breaks=request.allow_breaks
+    )
+    compile_it = _compile_pieces if request.allow_breaks else _compile_whole
+    pieces = compile_it(request, context)
+    step = compiled_step(pieces[0]) if len(pieces) == 1 else None
+    estimate = None if step is None else _estimate(request, context, pieces[0], step)
+    with context.running("check", "did sequence parallelism happen, and is it right", {}):
+        for piece in pieces:
+            for finding in check_compilation(piece, estimate):
+                context.find(finding)
+    elapsed = time.perf_counter_ns() - started
+    return DryRunResult(pieces, step, estimate, tuple(context.findings), elapsed)
+
+
+def _compile_whole(request: DryRunRequest, context: PassContext) -> tuple[RankCompilation, ...]:
     graph = dynamo_graph(request.model, request.args, request.kwargs, request.fake_mode)
-    context = PassContext(request.mesh, recorder, progress=progress)
     compilation = lower_to_rank(graph, context)
-    fakes = compilation.captured.fake_inputs
     fake_mode = compilation.captured.fake_mode
     with tracing(TracingContext(fake_mode)), fake_mode:
-        derive_graphs(compilation, fakes, partitioner=request.partitioner)
-    step = compiled_step(compilation)
+        derive_graphs(
+            compilation, compilation.captured.fake_inputs, partitioner=request.partitioner
+        )
+    return (compilation,)
+
+
+def _compile_pieces(request: DryRunRequest, context: PassContext) -> tuple[RankCompilation, ...]:
+    compiler = PieceCompiler(context, request.partitioner)
+    region = _region(request.model)
+    with _dynamo(region, compiler, fullgraph=False) as compiled, request.fake_mode:
+        compiled(*request.args, **request.kwargs)
+    if not compiler.compilations:
+        raise _nothing_compiled()
+    return tuple(compiler.compilations)
+
+
+def _estimate(
+    request: DryRunRequest, context: PassContext, piece: RankCompilation, step: CompiledStep
+) -> StepEstimate:
     with context.running("estimate", "live memory and time of one step", {}):
         estimate = estimate_step(
             step,
@@ -141,15 +181,11 @@ def _run(
             mesh=request.mesh,
             zero=request.zero,
             optimizer=request.optimizer,
-            is_sharded=compilation.view.is_sharded,
+            is_sharded=piece.view.is_sharded,
         )
         for event in estimate.events:
-            recorder.record(event)
-    with context.running("check", "did sequence parallelism happen, and is it right", {}):
-        for finding in check_compilation(compilation, estimate):
-            context.find(finding)
-    elapsed = time.perf_counter_ns() - started
-    return DryRunResult(compilation, step, estimate, tuple(context.findings), elapsed)
+            context.recorder.record(event)
+    return estimate
 
 
 def _header(request: DryRunRequest) -> RunStarted:
@@ -199,24 +235,43 @@ def dynamo_graph(
     Raises:
         GraphBreakError: with the user's line.
     """
-    region = _LossOf(model, LossOfOutput())
-    region.train(model.training)
 
     def hand_over(module: GraphModule, example_inputs: Sequence[Any]) -> Any:
         del example_inputs
         describe_inputs(module)
         raise _Captured(module)
 
-    install_output_hooks(model)
-    torch._dynamo.reset()
-    compiled = torch.compile(region, backend=hand_over, fullgraph=True, dynamic=False)
     try:
-        with fake_mode or nullcontext(), quiet_loggers():
-            compiled(*args, **kwargs)
+        with _dynamo(_region(model), hand_over, fullgraph=True) as compiled:
+            with fake_mode or nullcontext():
+                compiled(*args, **kwargs)
+    except _Captured as captured:
+        return captured.graph
+    raise _nothing_compiled()
+
+
+def _region(model: torch.nn.Module) -> torch.nn.Module:
+    install_output_hooks(model)
+    region = _LossOf(model, LossOfOutput())
+    return region.train(model.training)
+
+
+@contextmanager
+def _dynamo(
+    region: torch.nn.Module, backend: Callable[..., Any], *, fullgraph: bool
+) -> Iterator[Callable[..., Any]]:
+    """``region`` compiled by dynamo; what a backend raises inside comes out as it is.
+
+    Raises:
+        GraphBreakError: dynamo needs the whole program and cannot trace it.
+    """
+    torch._dynamo.reset()
+    try:
+        with quiet_loggers():
+            yield torch.compile(region, backend=backend, fullgraph=fullgraph, dynamic=False)
     except BackendCompilerFailed as failure:
-        inner = failure.inner_exception
-        if isinstance(inner, _Captured):
-            return inner.graph
+        if isinstance(failure.inner_exception, (_Captured, AutoSPError)):
+            raise failure.inner_exception from None
         raise
     except Unsupported as why:
         raise graph_break(why) from None
@@ -226,7 +281,10 @@ def dynamo_graph(
         raise AutoSPError(f"torch could not trace the model: {_first_line(why)}") from why
     finally:
         torch._dynamo.reset()
-    raise AutoSPError(
+
+
+def _nothing_compiled() -> AutoSPError:
+    return AutoSPError(
         "torch.compile ran the model without compiling anything",
         hint="Check that the forward computes with tensors",
     )
@@ -236,8 +294,8 @@ def graph_break(why: Unsupported) -> GraphBreakError:
     """Dynamo's refusal in one line: what, at which line of the user's program, what to do."""
     where = ""
     hint = (
-        "Sequence parallelism needs the whole forward as one graph: remove this construct "
-        "or move it out of the model's forward"
+        "Remove this construct or move it out of the model's forward; or compile each "
+        "piece with --allow-breaks (allow_breaks=True)"
     )
     for frame in reversed(list(why.real_stack)):
         if is_user_file(frame.filename):

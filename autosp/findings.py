@@ -9,8 +9,9 @@ code                        severity  meaning
 ``unclassified-collective`` warning   a communication operator that is not understood
 ``nothing-to-train``        error     no parameter needs a gradient: there is no backward
 ``gathered-operator``       warning   an operator ran replicated for want of a rule
+``graph-break``             warning   dynamo ended a piece of the program here (allowed)
 ``replicated-sequence``     info      large tensors of the whole sequence are on every rank
-``checkpoint-inlined``      warning   torch.utils.checkpoint regions are not kept as such
+``recomputed-collectives``  info      checkpointed regions communicate again in the backward
 ``does-not-fit``            error     the estimated peak exceeds the device's memory
 ==========================  ========  ==================================================
 """
@@ -23,7 +24,8 @@ import torch
 from torch.fx import GraphModule, Node
 
 from autosp.capture import GraphInput
-from autosp.compilation import RankCompilation
+from autosp.checkpoint_report import SAVING_HINT, find_recomputed_collectives
+from autosp.compilation import RankCompilation, recomputed_nodes
 from autosp.errors import ShardingError
 from autosp.estimate import StepEstimate
 from autosp.events import Finding
@@ -31,7 +33,6 @@ from autosp.graph import (
     collective_kind,
     is_unclassified_collective,
     local_tag,
-    shape_of,
     tensor_of,
 )
 from autosp.placement import Replicate
@@ -57,7 +58,7 @@ def check_compilation(
         yield from _replicated_sequence(compilation)
     yield from _square_tensors(compilation)
     yield from _unclassified(compilation)
-    yield from _inlined_checkpoints(compilation)
+    yield from _recomputed_collectives(compilation, estimate)
     if compilation.graphs.backward is None:
         yield _nothing_to_train()
     if estimate is not None and estimate.summary.fits is False:
@@ -241,16 +242,21 @@ def _nothing_to_train() -> Finding:
     )
 
 
-def _inlined_checkpoints(compilation: RankCompilation) -> Iterator[Finding]:
-    count = compilation.captured.num_checkpoints
-    if count:
-        yield Finding(
-            code="checkpoint-inlined",
-            severity="warning",
-            message=f"{count} torch.utils.checkpoint regions are compiled like the rest of the "
-            "model: the partitioner, not they, decides what is saved",
-            hint="Gradients are right; the memory of the saved tensors is not what eager "
-            "checkpointing would leave",
+def _recomputed_collectives(
+    compilation: RankCompilation, estimate: StepEstimate | None
+) -> Iterator[Finding]:
+    forward, backward = compilation.graphs.forward, compilation.graphs.backward
+    if forward is None or backward is None:
+        return
+    found = find_recomputed_collectives(backward, recomputed_nodes(forward, backward), estimate)
+    if found is not None:
+        yield _finding(
+            compilation,
+            found.node,
+            "recomputed-collectives",
+            "info",
+            found.message,
+            SAVING_HINT,
         )
 
 

@@ -60,6 +60,9 @@ class LocalTag:
     collective: CollectiveTag | None = None
 
 
+REGION_KEY = "ac_graph_id"
+"""Key in ``node.meta`` of the checkpointed region that a node belongs to; torch carries it
+from graph to graph and its partitioners read it."""
 TAG_KEY = "autosp"
 CUSTOM_KEY = "autosp_local"
 """Key in ``node.meta["custom"]``, which torch carries through AOTAutograd: the name of
@@ -112,12 +115,21 @@ def is_view(node: Node) -> bool:
         return True
     if not isinstance(target, torch._ops.OpOverload):
         return False
-    return any(result.alias_info is not None for result in target._schema.returns)
+    aliases = [result.alias_info for result in target._schema.returns]
+    return any(alias is not None and not alias.is_write for alias in aliases)
 
 
 def is_mutation(node: Node) -> bool:
     """An operator that writes to one of its inputs."""
     return isinstance(node.target, torch._ops.OpOverload) and node.target._schema.is_mutable
+
+
+def is_write(node: Node) -> bool:
+    """The end of a program: an input of the model, a buffer perhaps, takes a new value."""
+    if not is_operator(node, torch.ops.aten.copy_.default):
+        return False
+    target = node.args[0]
+    return isinstance(target, Node) and target.op == "placeholder"
 
 
 def tensor_of(node: Node) -> torch.Tensor | None:
@@ -202,7 +214,7 @@ def _parse_trace(trace: str) -> SourceLocation | None:
 
 
 def meta_of(
-    node: Node, keys: tuple[str, ...] = ("nn_module_stack", "stack_trace")
+    node: Node, keys: tuple[str, ...] = ("nn_module_stack", "stack_trace", REGION_KEY)
 ) -> dict[str, Any]:
     """The metadata of a user's node that a node made for its sake inherits."""
     return {key: node.meta[key] for key in keys if key in node.meta}

@@ -48,7 +48,10 @@ def plan_outputs(sharded: ShardedProgram, context: PassContext) -> OutputPlan:
     """Decide how each output leaves; detaches logits beside a loss (changes the program)."""
     output = output_node(sharded.program.graph)
     returned = tree_leaves(output.args[0])
-    has_loss = any(isinstance(leaf, Node) and _is_scalar_loss(leaf) for leaf in returned)
+    # What a piece of a broken program returns beside a scalar is read by the next piece.
+    has_loss = not context.allow_breaks and any(
+        isinstance(leaf, Node) and _is_scalar_loss(leaf) for leaf in returned
+    )
     placed = iter(zip(sharded.output_placements, sharded.output_shapes, strict=True))
     leaves: list[OutputLeaf | None] = []
     for node in returned:

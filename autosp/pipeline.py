@@ -45,6 +45,8 @@ class PassContext:
     padding_fill: str = "last"
     """Which valid row fills padding rows: ``last`` or ``first``. Results never depend on
     it, which the oracle checks by running both."""
+    allow_breaks: bool = False
+    """Each piece of a program that dynamo broke is compiled as a program of its own."""
     progress: Progress | None = None
     compilation: int = 0
     next_pass_index: int = 0

@@ -3,8 +3,9 @@
 
 from __future__ import annotations
 
+import inspect
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, cast
 
 import torch
@@ -30,6 +31,7 @@ from autosp.pipeline import PassContext
 from autosp.placement import Shard
 from autosp.runtime.gathered import GatheredOnUse
 from autosp.runtime.groups import RankGroup, join_mesh
+from autosp.runtime.sharded_inputs import ShardedInputs
 
 
 class Backend:
@@ -46,15 +48,25 @@ class Backend:
         partitioner: str,
         recorder: Recorder,
         padding_fill: str,
+        allow_breaks: bool = False,
     ) -> None:
         self._group = group
         self._inner = inner_compiler(inner) if isinstance(inner, str) else inner
         self._partitioner = partitioner
         self._context = PassContext(
-            group.mesh, recorder, group_name=group.name, padding_fill=padding_fill
+            group.mesh,
+            recorder,
+            group_name=group.name,
+            padding_fill=padding_fill,
+            allow_breaks=allow_breaks,
         )
         self.compilations: list[RankCompilation] = []
         recorder.record(_run_started(group, self._inner.name, partitioner))
+
+    @property
+    def group(self) -> Any:
+        """The process group of the SP axis."""
+        return self._group.group
 
     def __call__(self, module: GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
         self._context.compilation = len(self.compilations)
@@ -62,17 +74,26 @@ class Backend:
             compilation = lower_to_rank(module, self._context)
             self.compilations.append(compilation)
             compiled = compile_graphs(
-                compilation, example_inputs, inner=self._inner, partitioner=self._partitioner
+                compilation,
+                [_block(value) for value in example_inputs],
+                inner=self._inner,
+                partitioner=self._partitioner,
             )
-        if not compilation.outputs.any_sharded:
+        takes_blocks = any(given.cut is not None for given in compilation.captured.inputs)
+        if not compilation.outputs.any_sharded and not takes_blocks:
             return compiled
         leaves, group = compilation.outputs.leaves, self._group.group
 
         def run(*arguments: Any) -> Any:
-            results = compiled(*arguments)
+            results = compiled(*map(_block, arguments))
             return [_leave(r, leaf, group) for r, leaf in zip(results, leaves, strict=True)]
 
         return run
+
+
+def _block(value: Any) -> Any:
+    """This rank's block of a sharded output of an earlier piece; others as they are."""
+    return value.local if isinstance(value, GatheredOnUse) else value
 
 
 def _leave(result: Any, leaf: OutputLeaf | None, group: Any) -> Any:
@@ -104,6 +125,7 @@ def backend(
     partitioner: str = "min-cut",
     recorder: Recorder | None = None,
     padding_fill: str = "last",
+    allow_breaks: bool = False,
 ) -> Backend:
     """A backend for ``torch.compile``. Every rank must call it.
 
@@ -117,6 +139,8 @@ def backend(
         recorder: receives every decision and graph; see :mod:`autosp.events`.
         padding_fill: ``last`` or ``first``: which valid row fills padding rows. The result
             does not depend on it.
+        allow_breaks: where dynamo breaks the program, compile each piece; sharded tensors
+            go from piece to piece as blocks, and code between that reads one gathers it.
 
     Raises:
         MeshError: the mesh does not match the processes that run.
@@ -132,6 +156,7 @@ def backend(
         partitioner=partitioner,
         recorder=recorder or SilentRecorder(),
         padding_fill=padding_fill,
+        allow_breaks=allow_breaks,
     )
 
 
@@ -152,10 +177,12 @@ def compile(  # noqa: A001  the name users expect beside torch.compile
     mesh: Mesh | DeviceMesh | None = None,
     *,
     loss: Callable[..., torch.Tensor] | None = None,
+    sharded_inputs: Mapping[str, int] | None = None,
     inner: str | InnerCompiler = "inductor",
     partitioner: str = "min-cut",
     recorder: Recorder | None = None,
     padding_fill: str = "last",
+    allow_breaks: bool = False,
 ) -> torch.nn.Module:
     """Compile a model for sequence-parallel training; call the result like the model.
 
@@ -164,7 +191,11 @@ def compile(  # noqa: A001  the name users expect beside torch.compile
         loss: ``loss(output, targets) -> scalar``, compiled together with the model so that
             logits are never whole on a rank. The result is then called as
             ``compiled(..., targets=targets)`` and returns the loss.
-        mesh, inner, partitioner, recorder, padding_fill: see :func:`backend`.
+        sharded_inputs: arguments of which each rank passes only its own part, with their
+            sequence dim: ``{"input_ids": 1, "labels": 1}``. They are gathered before the
+            compiled region, in the order of the ranks; parts may differ in length. Inputs
+            that are not named are full on each rank.
+        mesh, inner, partitioner, recorder, padding_fill, allow_breaks: see :func:`backend`.
 
     Raises:
         AutoSPError: as :func:`backend`; errors of the compilation come with the first call.
@@ -175,7 +206,23 @@ def compile(  # noqa: A001  the name users expect beside torch.compile
         partitioner=partitioner,
         recorder=recorder,
         padding_fill=padding_fill,
+        allow_breaks=allow_breaks,
     )
     region = model if loss is None else _WithLoss(model, loss)
-    compiled = torch.compile(region, backend=entry, fullgraph=True, dynamic=False)
-    return cast(torch.nn.Module, compiled)
+    compiled = torch.compile(region, backend=entry, fullgraph=not allow_breaks, dynamic=False)
+    if not sharded_inputs:
+        return cast(torch.nn.Module, compiled)
+    signature = _signature(model, takes_targets=loss is not None)
+    return ShardedInputs(cast(torch.nn.Module, compiled), signature, sharded_inputs, entry.group)
+
+
+def _signature(model: torch.nn.Module, *, takes_targets: bool) -> inspect.Signature:
+    signature = inspect.signature(model.forward)
+    if not takes_targets:
+        return signature
+    parameters = list(signature.parameters.values())
+    targets = inspect.Parameter("targets", inspect.Parameter.KEYWORD_ONLY, default=None)
+    last = parameters[-1:] if parameters and parameters[-1].kind is targets.VAR_KEYWORD else []
+    return signature.replace(
+        parameters=[*parameters[: len(parameters) - len(last)], targets, *last]
+    )

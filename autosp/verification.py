@@ -66,6 +66,7 @@ class VerifyRequest:
     """What ``build`` makes; chooses the tolerances."""
     inner: str = "eager"
     partitioner: str = "min-cut"
+    allow_breaks: bool = False
     steps: int = 0
     """SGD steps after which the parameters are compared, too."""
     regulariser: float = 0.0
@@ -148,9 +149,16 @@ class _Training:
 
 def _train_compiled(request: VerifyRequest) -> tuple[_Training, Backend]:
     subject = request.build()
-    entry = backend(request.mesh, inner=request.inner, partitioner=request.partitioner)
+    entry = backend(
+        request.mesh,
+        inner=request.inner,
+        partitioner=request.partitioner,
+        allow_breaks=request.allow_breaks,
+    )
     torch._dynamo.reset()
-    compiled = torch.compile(subject.module, backend=entry, fullgraph=True, dynamic=False)
+    compiled = torch.compile(
+        subject.module, backend=entry, fullgraph=not request.allow_breaks, dynamic=False
+    )
     group = dist.get_rank() // request.mesh.sp
     args, kwargs = _share_of_batch(subject, group, request.dp)
 

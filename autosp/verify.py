@@ -6,15 +6,16 @@ import torch
 from torch.fx import GraphModule, Node
 
 from autosp.errors import VerificationError
-from autosp.graph import is_mutation, is_wait, local_tag, tensor_of
+from autosp.graph import is_mutation, is_wait, is_write, local_tag, tensor_of
 from autosp.placement import local_shape
 
 
 def verify_program(program: GraphModule, pass_name: str, *, num_ranks: int = 1) -> None:
     """Check a program after ``pass_name``.
 
-    The graph is well-formed and functional; every tensor has a fake value; every
-    collective is waited for; a tagged value has the local shape of its placement.
+    The graph is well-formed and functional but for writes to inputs at its end; every
+    tensor has a fake value; every collective is waited for; a tagged value has the local
+    shape of its placement.
 
     Raises:
         VerificationError: an invariant does not hold.
@@ -32,7 +33,7 @@ def verify_program(program: GraphModule, pass_name: str, *, num_ranks: int = 1) 
 def _problem_of(node: Node, num_ranks: int) -> str:
     if node.op != "call_function" or not isinstance(node.target, torch._ops.OpOverload):
         return ""
-    if is_mutation(node):
+    if is_mutation(node) and not is_write(node):
         return f"{node.name} mutates its input"
     if "val" not in node.meta:
         return f"{node.name} has no fake value"

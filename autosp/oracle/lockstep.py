@@ -16,7 +16,7 @@ from torch.fx.node import map_aggregate
 from torch.utils._pytree import tree_leaves, tree_map
 
 from autosp.events import CollectiveKind
-from autosp.graph import collective_kind, is_wait
+from autosp.graph import collective_kind, is_wait, is_write
 
 aten = torch.ops.aten
 
@@ -78,9 +78,13 @@ def _step(
         return [args[0] for args, _ in arguments]
     kind = collective_kind(first)
     if kind is not None:
-        return communicate(kind, [args[0] for args, _ in arguments])
+        sent = [args[0] for args, _ in arguments]
+        splits = [args[2] for args, _ in arguments] if kind == "all_to_all" else None
+        return communicate(kind, sent, splits)
     if is_wait(first):
         return [_distinct(args[0], (args,)) for args, _ in arguments]
+    if is_write(first):  # in place it would spoil what autograd keeps of the old value
+        return [args[1].view_as(args[0]) for args, _ in arguments]
     if not isinstance(first.target, torch._ops.OpOverload) and first.target is not operator.getitem:
         # A switch of grad mode or autocast concerns the process: once, not once a rank.
         args, kwargs = arguments[0]
@@ -121,8 +125,14 @@ def _distinct(result: Any, arguments: Any) -> Any:
     return tree_map(separate, result)
 
 
-def communicate(kind: CollectiveKind, sent: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    """What every rank receives; equal splits of dim 0, reductions are sums.
+def communicate(
+    kind: CollectiveKind,
+    sent: Sequence[torch.Tensor],
+    splits: Sequence[Sequence[int]] | None = None,
+) -> list[torch.Tensor]:
+    """What every rank receives; reductions are sums.
+
+    ``splits``: what each rank sends to each other, of dim 0; equal parts where not given.
 
     Raises:
         AssertionError: a kind the compiler does not emit.
@@ -130,7 +140,9 @@ def communicate(kind: CollectiveKind, sent: Sequence[torch.Tensor]) -> list[torc
     num_ranks = len(sent)
     match kind:
         case "all_to_all":
-            blocks = [tensor.chunk(num_ranks) for tensor in sent]
+            if splits is None:
+                splits = [[tensor.shape[0] // num_ranks] * num_ranks for tensor in sent]
+            blocks = [tensor.split(list(sizes)) for tensor, sizes in zip(sent, splits, strict=True)]
             return [
                 torch.cat([blocks[sender][receiver] for sender in range(num_ranks)])
                 for receiver in range(num_ranks)

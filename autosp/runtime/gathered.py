@@ -8,10 +8,12 @@ Each use gathers again; writing to one in place is an error, for the next use wo
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._pytree import tree_map
 
 from autosp.errors import AutoSPError, MutationError
@@ -90,13 +92,43 @@ class _NoGradient(torch.autograd.Function):
         )
 
 
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """How a sharded output is cut, and whether it was compiled with a gradient."""
+
+    placement: Shard
+    group_name: str
+    differentiable: bool
+
+
 class GatheredOnUse(torch.Tensor):
-    """A sharded output: the global shape outside, this rank's block inside."""
+    """A sharded output: the global shape outside, this rank's block inside.
+
+    A second compiled region takes the block itself, without communication: dynamo hands the
+    wrapper on (it can be flattened to its block), and the backend reads ``local`` and ``cut``.
+    """
 
     local: torch.Tensor
     cut: Shard
     group: Any
     differentiable: bool
+
+    def __tensor_flatten__(self) -> tuple[list[str], Cut]:
+        name = self.group if isinstance(self.group, str) else self.group.group_name
+        return ["local"], Cut(self.cut, name, self.differentiable)
+
+    @staticmethod
+    def __tensor_unflatten__(
+        inner: dict[str, torch.Tensor], cut: Cut, size: torch.Size, stride: Any
+    ) -> GatheredOnUse:
+        del stride
+        return GatheredOnUse.wrap(
+            inner["local"],
+            cut.placement,
+            tuple(size),
+            cut.group_name,
+            differentiable=cut.differentiable,
+        )
 
     @staticmethod
     def wrap(
@@ -112,6 +144,8 @@ class GatheredOnUse(torch.Tensor):
 
     def full(self) -> torch.Tensor:
         """The whole tensor. Communicates: every rank of the SP group must call it."""
+        if isinstance(self.local, FakeTensor):  # dynamo looks at shapes: nothing to gather
+            return self.local.new_empty(self.shape).requires_grad_(self.local.requires_grad)
         size = self.shape[self.cut.dim]
         if self.differentiable:
             arguments = (self.local, self.cut, size, self.group)
@@ -133,7 +167,7 @@ class GatheredOnUse(torch.Tensor):
     def __torch_function__(
         cls, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
-        if func in _DESCRIPTIONS:
+        if _only_describes(func):
             describe = super().__torch_function__
             return describe(func, types, args, kwargs or {})  # type: ignore[no-untyped-call]
         return _on_whole(func, args, kwargs or {})
@@ -147,17 +181,29 @@ class GatheredOnUse(torch.Tensor):
 
 _DESCRIPTIONS = frozenset(
     {
-        *(
-            getattr(torch.Tensor, name).__get__
-            for name in ("shape", "dtype", "device", "ndim", "layout")
-        ),
         torch.Tensor.size,
+        torch.Tensor.stride,
+        torch.Tensor.storage_offset,
+        torch.Tensor.untyped_storage,
+        torch.Tensor.is_contiguous,
+        torch.Tensor.is_conj,
+        torch.Tensor.is_neg,
+        torch.Tensor._is_view,
         torch.Tensor.dim,
         torch.Tensor.numel,
         torch.Tensor.is_floating_point,
     }
 )
-"""What can be told without communication."""
+"""What can be told without communication, beside properties."""
+_PROPERTIES_THAT_READ = frozenset(
+    getattr(torch.Tensor, name).__get__ for name in ("T", "mT", "H", "mH", "real", "imag", "data")
+)
+
+
+def _only_describes(func: Callable[..., Any]) -> bool:
+    """Whether a function of a tensor looks at its shape, type or history, not at its values."""
+    is_property = getattr(func, "__name__", "") == "__get__"
+    return func in _DESCRIPTIONS or (is_property and func not in _PROPERTIES_THAT_READ)
 
 
 def _on_whole(func: Callable[..., Any], args: Any, kwargs: Any) -> Any:

@@ -1,161 +1,143 @@
-"""Operators that work along some dims and leave the others alone: norms, softmax, reductions."""
+"""Operators that work along some dims and leave the others alone: norms, softmax, orderings."""
 
 from __future__ import annotations
 
-from math import prod
 from typing import Any
 
 import torch
-from torch.fx import Node
 
-from autosp.placement import PARTIAL_SUM, Shard
 from autosp.sharding.builder import Value
-from autosp.sharding.operation import NoRule, Operation, RuleTable, normalise_dim
+from autosp.sharding.formula import Formula, RuleOrFormula
+from autosp.sharding.operation import NoRule, Operation, normalise_dim
+from autosp.sharding.reductions import named_argument
+from autosp.sharding.rows import cut_of
 
 aten = torch.ops.aten
 
 
-def normalisation(op: Operation) -> Value:
+def normalisation(op: Operation) -> Value | Formula:
     """layer_norm and rms_norm over the last dims."""
     source: Value = op.args[0]
-    cut = _cut(source)
-    if cut.dim >= len(source.shape) - len(op.args[1]):
-        raise NoRule("normalisation over the sharded dim")
-    return op.result(op.same(), cut)
-
-
-def along_one_dim(op: Operation) -> Value:
-    """softmax, cumsum ... along a dim that is not sharded."""
-    source: Value = op.args[0]
-    cut = _cut(source)
-    if normalise_dim(op.argument(1, "dim"), len(source.shape)) == cut.dim:
-        raise NoRule(f"{op.target} along the sharded dim")
-    return op.result(op.same(), cut)
-
-
-def reduction(op: Operation) -> Value:
-    """sum and mean; over the sharded dim the result is partial and padding is left out."""
-    source: Value = op.args[0]
-    cut = _cut(source)
-    dims, keep = _reduced_dims(op, source)
+    cut = cut_of(source)
+    dims = list(range(len(source.shape) - len(op.args[1]), len(source.shape)))
     if cut.dim not in dims:
-        removed = 0 if keep else sum(dim < cut.dim for dim in dims)
-        return op.result(op.same(), cut.on_dim(cut.dim - removed))
-    is_mean = op.target in (aten.mean.default, aten.mean.dim)
-    with op.builder.role("loss", "padding rows are left out of the reduction"):
-        rows = _valid_rows(op, source, cut)
-    dtype = op.kwargs.get("dtype")
-    if is_mean:
-        local = _share_of_mean(op, rows, dims, keep, prod(source.shape[d] for d in dims))
-    else:
-        local = op.emit(aten.sum.dim_IntList, rows, sorted(dims), keep, dtype=dtype)
-    op.decide(
-        "applied",
-        "reduction",
-        "local sum, summed over the ranks where it is used",
-        f"reduces over the sharded dim {cut.dim}"
-        + (f"; {cut.pad} padding rows are left out" if cut.pad else ""),
-        rule="along_dim.reduction",
+        return op.result(op.same(), cut)
+    weight = op.argument(2, "weight")
+    if op.target is aten.rms_norm.default:
+        limit = torch.finfo(source.dtype).eps
+        eps = op.argument(3, "eps")
+        return Formula(_rms_norm, (source, dims, weight, limit if eps is None else eps))
+    bias, eps = op.argument(3, "bias"), op.argument(4, "eps", 1e-5)
+    return Formula(_layer_norm, (source, dims, weight, bias, eps))
+
+
+def _layer_norm(x: Any, dims: list[int], weight: Any, bias: Any, eps: float) -> Any:
+    wide = x.to(torch.promote_types(x.dtype, torch.float32))
+    variance, mean = torch.var_mean(wide, dims, correction=0, keepdim=True)
+    result = (wide - mean) * (variance + eps).rsqrt()
+    result = result if weight is None else result * weight
+    return (result if bias is None else result + bias).to(x.dtype)
+
+
+def _rms_norm(x: Any, dims: list[int], weight: Any, eps: float) -> Any:
+    wide = x.to(torch.promote_types(x.dtype, torch.float32))
+    result = wide * (wide.square().mean(dims, keepdim=True) + eps).rsqrt()
+    return (result if weight is None else result * weight).to(x.dtype)
+
+
+def group_norm(op: Operation) -> Formula:
+    """Over the channels of a group and everything after them, the sequence perhaps."""
+    source, groups = op.args[:2]
+    weight, bias, eps = (
+        named_argument(op, name, default)
+        for name, default in (("weight", None), ("bias", None), ("eps", 1e-5))
     )
-    return op.result(local, PARTIAL_SUM)
+
+    def function(x: Any, weight: Any, bias: Any) -> Any:
+        batch, channels, *rest = x.shape
+        split = x.reshape(batch, groups, channels // groups, *rest)
+        result = _layer_norm(split, list(range(2, split.dim())), None, None, eps)
+        result = result.reshape(x.shape)
+        per_channel = [1, channels, *[1] * len(rest)]
+        result = result if weight is None else result * weight.reshape(per_channel)
+        return result if bias is None else result + bias.reshape(per_channel)
+
+    return Formula(function, (source, weight, bias))
 
 
-def along_given_dims(op: Operation) -> Value | list[Value]:
-    """Reductions and orderings (norm, var, amax, sort ...) along dims that are not sharded."""
+def batch_norm(op: Operation) -> Formula:
+    """Over all but the channels: by given statistics, or by those of the batch."""
+    source, weight, bias, mean, variance, training, _, eps = op.args[:8]
+    if training and mean is not None:
+        raise NoRule("batch normalisation that updates running statistics")
+
+    def function(x: Any, weight: Any, bias: Any, mean: Any, variance: Any) -> Any:
+        dims = [dim for dim in range(x.dim()) if dim != 1]
+        per_channel = [1, -1, *[1] * (x.dim() - 2)]
+        wide = x.to(torch.promote_types(x.dtype, torch.float32))
+        if training:
+            variance, mean = torch.var_mean(wide, dims, correction=0)
+        scale = (variance + eps).rsqrt()
+        result = (wide - mean.reshape(per_channel)) * scale.reshape(per_channel)
+        result = result if weight is None else result * weight.reshape(per_channel)
+        return (result if bias is None else result + bias.reshape(per_channel)).to(x.dtype)
+
+    return Formula(function, (source, weight, bias, mean, variance))
+
+
+def softmax(op: Operation) -> Value | Formula:
+    """Along a cut dim: the global maximum and the global sum, both small."""
     source: Value = op.args[0]
-    cut = _cut(source)
+    cut, dim = cut_of(source), normalise_dim(op.argument(1, "dim"), len(op.shape))
+    if dim != cut.dim:
+        return op.result(op.same(), cut)
+    result_type, is_log = op.output.dtype, "log" in op.target._schema.name
+
+    def function(x: Any) -> Any:
+        wide = x.to(torch.promote_types(result_type, torch.float32))
+        top = wide.detach().amax(dim, keepdim=True)
+        shifted = wide - torch.where(top.isfinite(), top, 0.0)
+        powers = shifted.exp()
+        summed = powers.sum(dim, keepdim=True)
+        return (shifted - summed.log() if is_log else powers / summed).to(result_type)
+
+    return Formula(function, (source,))
+
+
+def along_one_dim(op: Operation) -> Value | list[Value]:
+    """sort, topk, flip ... along dims that are not cut."""
+    source: Value = op.args[0]
+    cut = cut_of(source)
     index, default = DIM_ARGUMENTS[op.target]
     dims = op.argument(index, "dim", default)
-    if dims is None or dims == []:
-        raise NoRule(f"{op.target} over all dims")
-    num_dims = len(source.shape)
-    chosen = {normalise_dim(d, num_dims) for d in ([dims] if isinstance(dims, int) else dims)}
-    if cut.dim in chosen:
+    chosen = [dims] if isinstance(dims, int) else dims
+    if cut.dim in {normalise_dim(dim, len(source.shape)) for dim in chosen}:
         raise NoRule(f"{op.target} along the sharded dim")
-    several = isinstance(op.node.meta["val"], (tuple, list))
-    keeps = len(op.outputs[0].shape if several else op.shape) == num_dims
-    placement = cut if keeps else cut.on_dim(cut.dim - sum(d < cut.dim for d in chosen))
-    if several:
-        return op.results(op.same(), [placement] * len(op.outputs))
-    return op.result(op.same(), placement)
-
-
-def _cut(source: Value) -> Shard:
-    if not isinstance(source.placement, Shard):
-        raise NoRule("no rule for a partial input")
-    return source.placement
-
-
-def _reduced_dims(op: Operation, source: Value) -> tuple[set[int], bool]:
-    num_dims = len(source.shape)
-    if op.target in (aten.sum.default, aten.mean.default):
-        return set(range(num_dims)), False
-    dims = op.argument(1, "dim")
-    chosen = list(range(num_dims)) if dims is None else dims
-    chosen = [chosen] if isinstance(chosen, int) else list(chosen) or list(range(num_dims))
-    keep = bool(op.argument(2, "keepdim", False))
-    return {normalise_dim(d, num_dims) for d in chosen}, keep
-
-
-def _share_of_mean(op: Operation, rows: Node, dims: set[int], keep: bool, count: int) -> Node:
-    """The rows' sum over the global ``count``, in float32 at least: float16 would overflow."""
-    wide = torch.promote_types(op.output.dtype, torch.float32)
-    total = op.emit(aten.sum.dim_IntList, rows, sorted(dims), keep, dtype=wide)
-    share = op.emit(aten.div.Scalar, total, count)
-    return share if wide == op.output.dtype else op.emit(aten.to.dtype, share, op.output.dtype)
-
-
-def _valid_rows(op: Operation, source: Value, cut: Shard) -> Node:
-    """The rows of this rank that are not padding, with the number of dims unchanged."""
-    if not cut.pad:
-        return source.node
-    if cut.outer != 1 or source.shape[cut.dim] != cut.atom:
-        raise NoRule("reduction over a strided cut with padding")
-    block = cut.block(op.num_ranks)
-    valid = min(max(cut.atom - op.builder.rank * block, 0), block)
-    return op.emit(aten.slice.Tensor, source, cut.dim, 0, valid)
+    if isinstance(op.node.meta["val"], (tuple, list)):
+        return op.results(op.same(), [cut] * len(op.outputs))
+    return op.result(op.same(), cut)
 
 
 DIM_ARGUMENTS: dict[Any, tuple[int, int | None]] = {
-    **dict.fromkeys(
-        (
-            aten.amax.default,
-            aten.amin.default,
-            aten.argmax.default,
-            aten.argmin.default,
-            aten.logsumexp.default,
-            aten.var.dim,
-            aten.var.correction,
-            aten.std.dim,
-            aten.std.correction,
-            aten.var_mean.correction,
-            aten.var_mean.dim,
-            aten.any.dim,
-            aten.all.dim,
-            aten.prod.dim_int,
-            aten.max.dim,
-            aten.min.dim,
-            aten.flip.default,
-        ),
-        (1, None),
-    ),
-    **dict.fromkeys((aten.sort.default, aten.argsort.default), (1, -1)),
-    **dict.fromkeys((aten.topk.default,), (2, -1)),
-    **dict.fromkeys((aten.linalg_vector_norm.default, aten.norm.ScalarOpt_dim), (2, None)),
+    aten.flip.default: (1, None),
+    aten.sort.default: (1, -1),
+    aten.sort.stable: (2, -1),
+    aten.argsort.default: (1, -1),
+    aten.argsort.stable: (2, -1),
+    aten.topk.default: (2, -1),
+    aten.cummax.default: (1, None),
+    aten.cummin.default: (1, None),
 }
 """Operator -> position and default of its ``dim`` argument."""
 
-RULES: RuleTable = {
-    **dict.fromkeys(DIM_ARGUMENTS, along_given_dims),
+RULES: dict[Any, RuleOrFormula] = {
+    **dict.fromkeys(DIM_ARGUMENTS, along_one_dim),
     aten.layer_norm.default: normalisation,
     aten.rms_norm.default: normalisation,
-    aten.softmax.int: along_one_dim,
-    aten._softmax.default: along_one_dim,
-    aten.log_softmax.int: along_one_dim,
-    aten._log_softmax.default: along_one_dim,
-    aten.cumsum.default: along_one_dim,
-    aten.sum.default: reduction,
-    aten.sum.dim_IntList: reduction,
-    aten.mean.default: reduction,
-    aten.mean.dim: reduction,
+    aten.group_norm.default: group_norm,
+    aten.batch_norm.default: batch_norm,
+    aten.softmax.int: softmax,
+    aten._softmax.default: softmax,
+    aten.log_softmax.int: softmax,
+    aten._log_softmax.default: softmax,
 }

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from math import prod
+from typing import Any
 
 import torch
 from torch.fx import Graph, Node
@@ -19,7 +20,8 @@ from autosp.graph import is_operator, shape_of, tensor_of
 from autosp.placement import Placement, Shard, shard_dim
 from autosp.sharding import linear_algebra
 from autosp.sharding.builder import Value
-from autosp.sharding.operation import NoRule, Operation, RuleTable, normalise_dim
+from autosp.sharding.formula import Formula, RuleOrFormula
+from autosp.sharding.operation import Operation, normalise_dim
 from autosp.sharding.pointwise import is_pointwise
 
 aten = torch.ops.aten
@@ -103,18 +105,19 @@ def matmul(op: Operation) -> Value:
     """Queries with keys, or probabilities with values; any other product as ever."""
     left, right = op.args[:2]
     if _is_scores(left, right):
-        return _scores(op, left, right)
+        heads = _head_cut(op, left, right, op.node.args[0])
+        return linear_algebra.matmul(op) if heads is None else _scores(op, left, right, heads)
     if _is_mixing(left, right):
         return _mixed(op, left, right)
     return linear_algebra.matmul(op)
 
 
-def baddbmm(op: Operation) -> Value:
+def baddbmm(op: Operation) -> Value | Formula:
     """``beta * bias + alpha * q @ k.T``, as matmul."""
     bias, left, right = op.args[:3]
-    if not _is_scores(left, right):
-        raise NoRule("baddbmm of other tensors than queries and keys")
-    heads = _head_cut(op, left, right, op.node.args[1])
+    heads = _head_cut(op, left, right, op.node.args[1]) if _is_scores(left, right) else None
+    if heads is None:
+        return linear_algebra.baddbmm(op)
     left, right = (_on_heads(op, tensor, heads) for tensor in (left, right))
     if bias.shape[heads.dim] == op.shape[heads.dim]:
         bias = op.redistribute(bias, heads, "a bias per head follows the heads")
@@ -147,8 +150,7 @@ def _is_cut_along(placement: Placement, dim: int) -> bool:
     return isinstance(placement, Shard) and placement.dim == dim
 
 
-def _scores(op: Operation, left: Value, right: Value) -> Value:
-    heads = _head_cut(op, left, right, op.node.args[0])
+def _scores(op: Operation, left: Value, right: Value, heads: Shard) -> Value:
     left, right = (_on_heads(op, tensor, heads) for tensor in (left, right))
     op.decide(
         "applied",
@@ -178,14 +180,14 @@ def _on_heads(op: Operation, tensor: Value, heads: Shard) -> Value:
     return op.redistribute(tensor, heads, "attention: sequence shards -> head shards")
 
 
-def _head_cut(op: Operation, left: Value, right: Value, query: object) -> Shard:
-    """The batch dim that is dealt out: heads before batch rows."""
+def _head_cut(op: Operation, left: Value, right: Value, query: object) -> Shard | None:
+    """The batch dim that is dealt out, heads before batch rows; None if none can be."""
     for dim in range(len(left.shape) - 3, -1, -1):
         size = left.shape[dim]
-        outer = _num_batches(query, size) if dim == len(left.shape) - 3 == 0 else 1
+        outer = _num_batches(query, size) if len(left.shape) == 3 else 1
         if right.shape[dim] in (1, size) and size // outer % op.num_ranks == 0:
             return Shard(dim, size // outer, outer, label="head")
-    raise NoRule(f"the heads of {list(left.shape)} cannot be dealt out to {op.num_ranks} ranks")
+    return None
 
 
 def _num_batches(query: object, size: int) -> int:
@@ -200,7 +202,7 @@ def _num_batches(query: object, size: int) -> int:
     return 1
 
 
-RULES: RuleTable = {
+RULES: dict[Any, RuleOrFormula] = {
     aten.matmul.default: matmul,
     aten.bmm.default: matmul,
     aten.baddbmm.default: baddbmm,

@@ -1,14 +1,21 @@
-"""Lookups whose rows follow their indices."""
+"""Lookups and writes by index: what follows the indices, and what follows the indexed rows."""
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
-from autosp.placement import REPLICATE, Shard
+from autosp.placement import PARTIAL_SUM, REPLICATE, Shard
 from autosp.sharding.builder import Value
-from autosp.sharding.operation import NoRule, Operation, RuleTable
+from autosp.sharding.formula import Formula, RuleOrFormula
+from autosp.sharding.lookups import local_rows, only_where, rows_at
+from autosp.sharding.operation import NoRule, Operation, normalise_dim
+from autosp.sharding.rows import cut_of
 
 aten = torch.ops.aten
+
+WHOLE_INDICES = "indices into a sharded dim concern the rows of every rank"
 
 
 def embedding(op: Operation) -> Value:
@@ -18,11 +25,203 @@ def embedding(op: Operation) -> Value:
     that it found behind the attention sites.
     """
     table, indices = op.args[:2]
-    if table.placement != REPLICATE or not isinstance(indices.placement, Shard):
+    if not isinstance(indices.placement, Shard):
         raise NoRule("lookup in a sharded table, or of indices that are not sharded")
+    if table.placement != REPLICATE:
+        raise NoRule("lookup in a sharded table")
     if op.argument(3, "scale_grad_by_freq", False):
         raise NoRule("scale_grad_by_freq counts how often an index occurs in the whole sequence")
     return op.result(op.same(), indices.placement)
 
 
-RULES: RuleTable = {aten.embedding.default: embedding}
+def index_select(op: Operation) -> Value:
+    source, dim, indices = op.args[:3]
+    dim = normalise_dim(dim, len(source.shape))
+    if not isinstance(source.placement, Shard):
+        cut = cut_of(indices)
+        source = op.replicate(source, "read at sharded indices")
+        return op.result(op.emit(op.target, source, dim, indices), cut.on_dim(dim))
+    cut = source.placement
+    indices = op.replicate(indices, WHOLE_INDICES)
+    if dim != cut.dim:
+        return op.result(op.emit(op.target, source, dim, indices), cut)
+    found = rows_at(op, source, indices.node, cut)
+    return op.result(found.node, PARTIAL_SUM)
+
+
+def gather(op: Operation) -> Value:
+    """``source.gather(dim, index)``: an index per element, so both are cut alike off ``dim``."""
+    source, dim, index = op.args[:3]
+    dim = normalise_dim(dim, len(source.shape))
+    cut = _cut_off(dim, source, index)
+    if cut is not None:
+        if source.shape[cut.dim] != index.shape[cut.dim]:
+            raise NoRule("gather by an index that covers a part of the sharded dim")
+        source, index = (op.redistribute(v, cut, "one index an element") for v in (source, index))
+        return op.result(op.emit(op.target, source, dim, index), cut)
+    if not isinstance(source.placement, Shard):
+        source = op.replicate(source, "read at sharded indices")
+        return op.result(op.emit(op.target, source, dim, index), cut_of(index))
+    index = op.replicate(index, WHOLE_INDICES)
+    local, inside = local_rows(op, source, index.node)
+    taken = op.emit(op.target, source, dim, local)
+    return op.result(only_where(op, inside, taken), PARTIAL_SUM)
+
+
+def scatter(op: Operation) -> Value:
+    """scatter, scatter_add ... along a dim that is not cut."""
+    target, dim, index, source, *more = op.args
+    dim = normalise_dim(dim, len(target.shape))
+    cut = _cut_off(dim, *(v for v in (target, index, source) if isinstance(v, Value)))
+    if cut is None:
+        raise NoRule(f"{op.target} along the sharded dim")
+    values = [v for v in (target, index, source) if isinstance(v, Value)]
+    if len({v.shape[cut.dim] for v in values}) != 1:
+        raise NoRule(f"{op.target} of a part of the sharded dim")
+
+    def aligned(value: Any) -> Any:
+        if not isinstance(value, Value):
+            return value
+        return op.redistribute(value, cut, "an index and a value an element")
+
+    node = op.emit(
+        op.target, aligned(target), dim, aligned(index), aligned(source), *more, **op.kwargs
+    )
+    return op.result(node, cut)
+
+
+def _cut_off(dim: int, *values: Value) -> Shard | None:
+    """The first cut of a dim other than ``dim``."""
+    for value in values:
+        if isinstance(value.placement, Shard) and value.placement.dim != dim:
+            return value.placement
+    return None
+
+
+def index(op: Operation) -> Value | Formula:
+    """``source[i, :, j]`` with integer tensors."""
+    source, given = op.args[:2]
+    indices: list[Value | None] = [*given, *[None] * (len(source.shape) - len(given))]
+    known = [item for item in indices if item is not None]
+    if any(item.dtype in (torch.bool, torch.uint8) for item in known):
+        raise NoRule("selection by a mask")
+    dims = [dim for dim, item in enumerate(indices) if item is not None]
+    width = max(len(item.shape) for item in known)
+    first = dims[0] if dims == list(range(dims[0], dims[-1] + 1)) else 0
+    if not isinstance(source.placement, Shard):
+        return _by_sharded_indices(op, source, indices, first, width)
+    cut = source.placement
+    whole = [item and op.replicate(item, WHOLE_INDICES) for item in indices]
+    if cut.dim not in dims:
+        removed, added = sum(dim < cut.dim for dim in dims), width if first < cut.dim else 0
+        moved = cut.on_dim(cut.dim - removed + added)
+        return op.result(op.emit(op.target, source, whole), moved)
+    own = whole[cut.dim]
+    assert own is not None
+    local, inside = local_rows(op, source, own.node)
+    places: list[Any] = [*whole]
+    places[cut.dim] = local
+    taken = op.emit(op.target, source, places)
+    after = len(op.shape) - first - width
+    shape = [*([1] * (width - len(own.shape))), *own.shape, *[1] * after]
+    return op.result(
+        only_where(op, op.emit(aten.reshape.default, inside, shape), taken), PARTIAL_SUM
+    )
+
+
+def _by_sharded_indices(
+    op: Operation, source: Value, indices: list[Value | None], first: int, width: int
+) -> Value:
+    """A table read at sharded indices: the result is cut like them."""
+    known = [item for item in indices if item is not None]
+    lead = next(item for item in known if isinstance(item.placement, Shard))
+    cut = cut_of(lead)
+    dim = cut.dim + width - len(lead.shape)
+
+    def aligned(item: Value | None) -> Value | None:
+        if item is None:
+            return None
+        own = dim - (width - len(item.shape))
+        if own < 0 or item.shape[own] != lead.shape[cut.dim]:
+            return op.replicate(item, "an index that is broadcast")
+        return op.redistribute(item, cut.on_dim(own), "indices are read together")
+
+    source = op.replicate(source, "read at sharded indices")
+    node = op.emit(op.target, source, [aligned(item) for item in indices])
+    return op.result(node, cut.on_dim(first + dim))
+
+
+def index_put(op: Operation) -> Formula:
+    """``x[mask] = value`` with one value: a choice per element."""
+    target, indices, value = op.args[:3]
+    accumulates = bool(op.argument(3, "accumulate", False))
+    is_mask = len(indices) == 1 and indices[0] is not None and indices[0].dtype == torch.bool
+    if not is_mask or accumulates or any(size != 1 for size in value.shape):
+        raise NoRule("assignment to rows by their indices")
+
+    def function(x: Any, mask: Any, value: Any) -> Any:
+        mask = mask.reshape([*mask.shape, *[1] * (x.dim() - mask.dim())])
+        return torch.where(mask, value.reshape([]), x)
+
+    return Formula(function, (target, indices[0], value))
+
+
+def masked_scatter(op: Operation) -> Formula:
+    """``x`` with the n-th element of ``values`` where the mask is true for the n-th time."""
+    target, mask, values = op.args[:3]
+
+    def function(x: Any, mask: Any, values: Any) -> Any:
+        size = mask.shape[-1] if mask.dim() else 1
+        spread_over_rows = size == 1 or _same_along_last_dim(op)
+        if spread_over_rows and values.numel() % x.shape[-1] == 0 and mask.dim() == x.dim():
+            chosen = mask[..., 0].reshape(-1)
+            order = (chosen.cumsum(0) - 1).clamp(0, values.numel() // x.shape[-1] - 1)
+            rows = values.reshape(-1, x.shape[-1])[order]
+        else:
+            order = (mask.expand(x.shape).reshape(-1).cumsum(0) - 1).clamp(0, values.numel() - 1)
+            rows = values.reshape(-1)[order]
+        return torch.where(mask, rows.reshape(x.shape), x)
+
+    return Formula(function, (target, mask, values))
+
+
+def _same_along_last_dim(op: Operation) -> bool:
+    """Whether the mask was expanded from one truth a row."""
+    node = op.node.args[1]
+    while isinstance(node, torch.fx.Node) and node.target in MASK_VIEWS:
+        source = node.args[0]
+        if node.target in EXPANSIONS and isinstance(source, torch.fx.Node):
+            return bool(source.meta["val"].shape[-1:] == (1,))
+        node = source
+    return False
+
+
+EXPANSIONS = (aten.expand.default, aten.expand_as.default)
+MASK_VIEWS = (*EXPANSIONS, aten.to.device, aten.to.dtype, aten.alias.default)
+
+
+def one_hot(op: Operation) -> Formula:
+    indices, classes = op.args[0], op.shape[-1]
+
+    def function(indices: Any) -> Any:
+        numbers = torch.arange(classes, device=indices.device)
+        return (indices.unsqueeze(-1) == numbers).to(torch.int64)
+
+    return Formula(function, (indices,))
+
+
+RULES: dict[Any, RuleOrFormula] = {
+    aten.embedding.default: embedding,
+    aten.index_select.default: index_select,
+    aten.gather.default: gather,
+    aten.scatter.src: scatter,
+    aten.scatter.value: scatter,
+    aten.scatter.reduce: scatter,
+    aten.scatter.value_reduce: scatter,
+    aten.scatter_add.default: scatter,
+    aten.scatter_reduce.two: scatter,
+    aten.index.Tensor: index,
+    aten.index_put.default: index_put,
+    aten.masked_scatter.default: masked_scatter,
+    aten.one_hot.default: one_hot,
+}

@@ -75,11 +75,8 @@ def _widens(op: Operation) -> bool:
 
 
 def _aligned(op: Operation) -> Value:
-    lead, cut = op.sharded()
     num_dims = len(op.shape)
-    dim = cut.dim + num_dims - len(lead.shape)
-    if lead.shape[cut.dim] != op.shape[dim]:
-        raise NoRule("broadcast of the sharded dim")
+    lead, cut, dim = _lead(op)
 
     def align(value: Value) -> Value:
         own_dim = dim - (num_dims - len(value.shape))
@@ -92,6 +89,17 @@ def _aligned(op: Operation) -> Value:
 
     aligned = _replace(op, align)
     return op.result(aligned.same(), cut.on_dim(dim))
+
+
+def _lead(op: Operation) -> tuple[Value, Shard, int]:
+    """The first sharded operand whose cut dim is not broadcast, and that dim of the result."""
+    for value in op.values():
+        cut = value.placement
+        if isinstance(cut, Shard):
+            dim = cut.dim + len(op.shape) - len(value.shape)
+            if value.shape[cut.dim] == op.shape[dim]:
+                return value, cut, dim
+    raise NoRule("broadcast of the sharded dim")
 
 
 def type_as(op: Operation) -> Value:

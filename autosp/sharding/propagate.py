@@ -17,19 +17,36 @@ from torch.fx import Graph, GraphModule, Node
 from torch.fx._lazy_graph_module import _make_graph_module
 from torch.fx.node import map_aggregate
 
+from autosp.capture import GraphInput
 from autosp.errors import RandomnessError, VerificationError
 from autosp.events import Alternative, Finding
-from autosp.graph import TAG_KEY, LocalTag, module_path, shape_of, source_location, tensor_of
+from autosp.graph import (
+    TAG_KEY,
+    LocalTag,
+    is_write,
+    module_path,
+    shape_of,
+    source_location,
+    tensor_of,
+)
 from autosp.modes import restored_modes
 from autosp.pipeline import PassContext
 from autosp.placement import REPLICATE, Partial, Placement, Shard, local_shape
+from autosp.sharding import token_regions
 from autosp.sharding.builder import ProgramBuilder, Value
+from autosp.sharding.layout import with_users_layout
 from autosp.sharding.localise import block_inputs
 from autosp.sharding.operation import NoRule, Operation
 from autosp.sharding.redistribute import CannotRedistribute, redistribute
 from autosp.sharding.rules import rule_for
-from autosp.sharding import token_regions
-from autosp.sharding.seeds import Seed, attention_sites, find_origins, sequence_cut
+from autosp.sharding.seeds import (
+    Seed,
+    SequenceOrigins,
+    attention_sites,
+    find_origins,
+    has_attention,
+    sequence_cut,
+)
 
 aten = torch.ops.aten
 
@@ -96,10 +113,20 @@ class _Walk:
         self._local_order: dict[Node, Shard] = {}
         """Sort of a region -> how the rows that each rank sorts by itself are cut."""
         # One rank holds everything: no seeds, so that every value stays whole.
-        origins = find_origins(program.graph) if context.mesh.sp > 1 else None
+        origins = self._find_origins() if context.mesh.sp > 1 else None
         self._seeds = {seed.node: seed for seed in origins.seeds} if origins else {}
         self._carriers = origins.carriers if origins else {}
         """Nodes between the seeds and the queries: cut again if they became whole."""
+
+    def _find_origins(self) -> SequenceOrigins | None:
+        if self._context.allow_breaks and not has_attention(self._program.graph):
+            self._decide(
+                "analysis", "seed", "", "nothing is cut in this piece",
+                "a piece of a broken program without attention: its inputs stay as they come",
+                rule="propagate",
+            )  # fmt: skip
+            return None
+        return find_origins(self._program.graph)
 
     def run(self) -> ShardedProgram:
         self._announce_seeds()
@@ -134,8 +161,14 @@ class _Walk:
         tensor = tensor_of(node)
         if tensor is None:
             return local
-        local.meta[TAG_KEY] = LocalTag(node.name, "input", REPLICATE, shape_of(node), True)
-        return Value(local, REPLICATE, shape_of(node))
+        shape, given = shape_of(node), node.meta.get("autosp_input")
+        cut = given.cut if isinstance(given, GraphInput) else None
+        if cut is not None:
+            block = local_shape(shape, cut, self._context.mesh.sp)
+            local.meta["val"] = tensor.new_empty(block).requires_grad_(tensor.requires_grad)
+        placement = REPLICATE if cut is None else cut
+        local.meta[TAG_KEY] = LocalTag(node.name, "input", placement, shape, True)
+        return Value(local, placement, shape)
 
     def _attribute(self, node: Node) -> Value | Node:
         assert isinstance(node.target, str)
@@ -192,9 +225,7 @@ class _Walk:
     def _has_own_order(self, node: Node) -> bool:
         region = self._regions.get(node)
         return (
-            region is not None
-            and region.sort in self._local_order
-            and region.kinds[node] != "exit"
+            region is not None and region.sort in self._local_order and region.kinds[node] != "exit"
         )
 
     def _begin(self, node: Node, result: Any) -> Any:
@@ -231,7 +262,7 @@ class _Walk:
 
     def _replicated(self, operation: Operation) -> Any:
         """All inputs whole: the operator runs as it is, on every rank."""
-        node = operation.same()
+        node = with_users_layout(operation).same()
         value = operation.node.meta.get("val")
         if isinstance(value, torch.Tensor):
             self._whole[node] = (operation.node, _autocast_of(value.device.type))
@@ -284,7 +315,29 @@ class _Walk:
                 else a
             ),
         )
-        return self._replicated(replace(operation, args=args, kwargs=kwargs))
+        whole = self._replicated(replace(operation, args=args, kwargs=kwargs))
+        return self._cut_again(operation, whole)
+
+    def _cut_again(self, operation: Operation, whole: Any) -> Any:
+        """Floating results that have the sharded dim go on sharded: what follows need not pay."""
+        cuts = [value for value in operation.values() if isinstance(value.placement, Shard)]
+        if not cuts:
+            return whole
+        source, cut = cuts[0], cuts[0].placement
+        assert isinstance(cut, Shard)
+
+        def again(value: Any) -> Any:
+            is_like = (
+                isinstance(value, Value)
+                and value.dtype.is_floating_point
+                and len(value.shape) == len(source.shape)
+                and value.shape[cut.dim] == source.shape[cut.dim]
+            )
+            if not is_like:
+                return value
+            return self._redistribute(value, cut, "what follows goes on sharded", None)
+
+        return [again(value) for value in whole] if isinstance(whole, list) else again(whole)
 
     def _output(self, node: Node) -> None:
         leaves: list[Placement | None] = []
@@ -383,6 +436,8 @@ class _Walk:
             if seed.node.op != "placeholder":
                 continue
             whole = self._values[seed.node]
+            if whole.placement != REPLICATE:  # the block that an earlier piece left
+                continue
             with self._builder.on_behalf_of(seed.node):
                 cut = seed.cut(self._context.mesh.sp)
                 self._values[seed.node] = self._redistribute(
@@ -464,7 +519,7 @@ def _nodes(arguments: Any) -> Any:
 
 def _must_stay(node: Node) -> bool:
     """Collectives nobody reads are dead code here: the program is SPMD, all ranks drop them."""
-    if node.op in ("placeholder", "output"):
+    if node.op in ("placeholder", "output") or is_write(node):
         return True
     return (
         node.op == "call_function"

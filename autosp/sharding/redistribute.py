@@ -5,6 +5,7 @@ from              to                           how
 ================  ===========================  ========================
 ``R``             ``S``                        local slice, no communication
 ``S``             ``S`` on another dim         all-to-all
+``S``             ``S``, other block size      all-to-all of the rows that move
 ``S``             ``R``                        all-gather
 ``P(sum)``        ``R``                        all-reduce
 ``P(sum)``        ``S``                        reduce-scatter
@@ -34,6 +35,7 @@ from autosp.placement import (
     local_shape,
 )
 from autosp.sharding.builder import ProgramBuilder, Value
+from autosp.sharding.halo import Window, fetch, is_plain
 
 aten = torch.ops.aten
 
@@ -73,6 +75,9 @@ def redistribute(
                 node = _reduce_scatter(builder, value, target)
             case Shard(), Shard() if _one_all_to_all(source, target):
                 node = _all_to_all(builder, value, source, target)
+            case Shard(), Shard() if _only_blocks_differ(value, source, target):
+                block = target.block(builder.num_ranks)
+                node = fetch(builder, value, Window(0, block, block))
             case Shard(), Shard():
                 whole = redistribute(builder, value, REPLICATE, reason=reason)
                 return redistribute(builder, whole, target, reason=reason, fill=fill)
@@ -87,6 +92,12 @@ def redistribute(
 
 def _one_all_to_all(source: Shard, target: Shard) -> bool:
     return source.dim != target.dim and source.order == target.order == "contiguous"
+
+
+def _only_blocks_differ(value: Value, source: Shard, target: Shard) -> bool:
+    """The same plain dim with more or less padding: some rows move between neighbours."""
+    same = (source.dim, source.atom) == (target.dim, target.atom)
+    return same and is_plain(value, source) and is_plain(value, target)
 
 
 def _split(shape: tuple[int, ...], dim: int, sizes: tuple[int, ...]) -> list[int]:

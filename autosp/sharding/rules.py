@@ -1,39 +1,63 @@
 """The table of sharding rules: operator -> rule, one family a module.
 
-An operator that is not here and not pointwise takes the recorded all-gather path.
+An operator that is not here, not pointwise and not composed of others takes the recorded
+all-gather path.
 """
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 from autosp.sharding import (
     along_dim,
     attention,
+    convolution,
+    factories,
+    formula,
     handwritten,
     indexing,
     linear_algebra,
     loss,
+    mutation,
     pointwise,
+    reductions,
+    scans,
+    shapes,
+    shifts,
     views,
 )
-from autosp.sharding.operation import Rule, RuleTable
+from autosp.sharding.formula import RuleOrFormula
+from autosp.sharding.operation import Rule
 
-RULES: RuleTable = {
+RULES: dict[Any, RuleOrFormula] = {
     **pointwise.RULES,
     **views.RULES,
+    **shapes.RULES,
+    **shifts.RULES,
+    **convolution.RULES,
     **linear_algebra.RULES,
     **along_dim.RULES,
+    **reductions.RULES,
+    **scans.RULES,
+    **factories.RULES,
     **indexing.RULES,
     **loss.RULES,
     **attention.RULES,
+    **mutation.RULES,
     **handwritten.RULES,
 }
 
 
 def rule_for(target: Any) -> Rule | None:
     """The rule of an operator, or None."""
-    rule = RULES.get(target)
-    if rule is None and pointwise.is_pointwise(target):
+    rule = _own_rule(target)
+    return None if rule is None else partial(formula.apply_rule, rule, rule_for)
+
+
+def _own_rule(target: Any) -> RuleOrFormula | None:
+    if target in RULES:
+        return RULES[target]
+    if pointwise.is_pointwise(target):
         return pointwise.pointwise
-    return rule
+    return formula.composite if formula.is_composite(target) else None

@@ -75,6 +75,11 @@ def attention_sites(graph: Graph) -> list[Node]:
     return [node for node in graph.nodes if is_operator(node, ATTENTION)]
 
 
+def has_attention(graph: Graph) -> bool:
+    """Whether there is anything to shard around."""
+    return bool(attention_sites(graph) or handwritten_scores(graph))
+
+
 def find_seeds(graph: Graph) -> tuple[Seed, ...]:
     """All places where the sequence dim of an attention query comes into being.
 

@@ -14,7 +14,7 @@ but the rows in their old order leaves it.
 from __future__ import annotations
 
 import operator
-from collections.abc import Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -40,6 +40,8 @@ Kind = Literal["order", "quotient", "rows", "counts", "blank", "inverse", "exit"
 
 COUNTERS = (aten.histc.default, aten.bincount.default)
 OF_COUNTS = (aten.cumsum.default,)
+GROUPED_PRODUCTS = ("_grouped_mm", "grouped_mm", "grouped_mm_fallback")
+"""By name: a library may register its own."""
 SPLITS = (aten.split.Tensor, aten.split.sizes, aten.split_with_sizes.default, aten.chunk.default)
 
 
@@ -110,7 +112,7 @@ def _kind(node: Node, region: TokenRegion) -> Kind | None:
     return "rows" if _works_by_row(node, kinds, region) else None
 
 
-def _kind_of_lookup(node: Node, kinds: dict[Node, Kind], region: TokenRegion) -> Kind | None:
+def _kind_of_lookup(node: Node, kinds: Mapping[Any, Kind], region: TokenRegion) -> Kind | None:
     source, indices = node.args[0], node.args[1]
     assert isinstance(source, Node) and isinstance(indices, (list, tuple))
     if len(indices) != 1 or not isinstance(indices[0], Node):
@@ -138,17 +140,17 @@ def _kind_of_order(node: Node) -> Kind | None:
     return "inverse" if is_operator(node, aten.argsort.default) else None
 
 
-def _kind_of_inverse(node: Node, kinds: dict[Node, Kind], region: TokenRegion) -> Kind | None:
+def _kind_of_inverse(node: Node, kinds: Mapping[Any, Kind], region: TokenRegion) -> Kind | None:
     """``blank[order] = arange(N)``."""
     target, indices, numbers = node.args[:3]
     assert isinstance(target, Node) and isinstance(indices, (list, tuple))
-    ordered = len(indices) == 1 and kinds.get(indices[0]) == "order"  # type: ignore[arg-type]
+    ordered = len(indices) == 1 and kinds.get(indices[0]) == "order"
     counted = isinstance(numbers, Node) and is_operator(numbers, aten.arange.default)
-    complete = counted and numbers.args == (region.num_rows,)  # type: ignore[union-attr]
+    complete = counted and numbers.args == (region.num_rows,)
     return "inverse" if kinds.get(target) == "blank" and ordered and complete else None
 
 
-def _works_by_row(node: Node, kinds: dict[Node, Kind], region: TokenRegion) -> bool:
+def _works_by_row(node: Node, kinds: Mapping[Any, Kind], region: TokenRegion) -> bool:
     first = node.args[0] if node.args else None
     if _is_grouped_product(node):
         return isinstance(first, Node) and kinds.get(first) == "rows"
@@ -161,7 +163,7 @@ def _works_by_row(node: Node, kinds: dict[Node, Kind], region: TokenRegion) -> b
             for n in node.all_input_nodes
             if tensor_of(n) is not None
         ) and all(len(shape_of(n)) == num_dims for n in kinds)
-    if kinds.get(first) != "rows":  # type: ignore[arg-type]
+    if kinds.get(first) != "rows":
         return False
     assert isinstance(first, Node)
     if is_operator(node, aten.linear.default):
@@ -183,10 +185,8 @@ def _dim(node: Node, index: int, default: int, num_dims: int) -> int:
 
 def _is_grouped_product(node: Node) -> bool:
     """``grouped_mm(rows, weights[experts, ...], ends of the groups)``, of torch or a library."""
-    target = node.target
-    return isinstance(target, torch._ops.OpOverload) and target.name().split("::")[1].partition(
-        "."
-    )[0] in ("_grouped_mm", "grouped_mm", "grouped_mm_fallback")
+    packet = getattr(node.target, "overloadpacket", None)
+    return getattr(packet, "__name__", "") in GROUPED_PRODUCTS
 
 
 # ---------------------------------------------------------------------- emission
@@ -228,6 +228,5 @@ def emit(op: Operation, region: TokenRegion, cut: Shard) -> Value | list[Value]:
 
 
 def _looks_up_tokens(node: Node, region: TokenRegion) -> bool:
-    indices = node.args[1]
-    assert isinstance(indices, Sequence)
-    return region.kinds.get(indices[0]) in ("order", "quotient")  # type: ignore[arg-type]
+    indices: Any = node.args[1]
+    return indices[0] in region.kinds and region.kinds[indices[0]] in ("order", "quotient")

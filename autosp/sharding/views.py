@@ -8,12 +8,15 @@ never matched by value.
 from __future__ import annotations
 
 from math import prod
+from typing import Any
 
 import torch
 
 from autosp.placement import REPLICATE, Placement, Shard, local_shape
 from autosp.sharding.builder import Value
-from autosp.sharding.operation import NoRule, Operation, RuleTable, normalise_dim
+from autosp.sharding.formula import Formula, RuleOrFormula
+from autosp.sharding.operation import NoRule, Operation, normalise_dim
+from autosp.sharding.shifts import join_cut, select_cut, slice_cut, split_cut
 
 aten = torch.ops.aten
 
@@ -114,31 +117,24 @@ def expand(op: Operation) -> Value:
 
 
 def slice_(op: Operation) -> Value:
-    """Slices off the cut dim are local; dropping a tail of the cut dim makes it padding."""
+    """Slices off the cut dim are local; of the cut dim rows move."""
     source: Value = op.args[0]
     placement = source.placement
     dim = normalise_dim(op.argument(1, "dim", 0), len(source.shape))
     if not isinstance(placement, Shard) or dim != placement.dim:
         return op.result(op.same(), placement)
-    start, step = op.argument(2, "start", None), op.argument(4, "step", 1)
-    size, kept = source.shape[dim], op.shape[dim]
-    if kept == size:
-        return source
-    keeps_head = start in (0, None) and step == 1
-    if not keeps_head or placement.outer != 1 or placement.atom != size or kept < 1:
-        raise NoRule("slice of the sharded dim that shifts its rows")
-    dropped = size - kept
-    tail = Shard(dim, kept, 1, placement.pad + dropped, placement.order, placement.label)
-    return op.result(source.node, tail)
+    bounds = slice(op.argument(2, "start"), op.argument(3, "end"), op.argument(4, "step", 1))
+    start, _, step = bounds.indices(source.shape[dim])
+    return slice_cut(op, source, start, step)
 
 
 def narrow(op: Operation) -> Value:
     source, dim, start, length = op.args[:4]
     dim = normalise_dim(dim, len(source.shape))
     placement = source.placement
-    if isinstance(placement, Shard) and placement.dim == dim:
-        raise NoRule("narrowing of the sharded dim")
     start %= source.shape[dim] or 1
+    if isinstance(placement, Shard) and placement.dim == dim:
+        return slice_cut(op, source, start, 1)
     return op.result(op.emit(aten.slice.Tensor, source, dim, start, start + length), placement)
 
 
@@ -155,40 +151,21 @@ def move_dims(op: Operation) -> Value:
     )
 
 
-def scatter_slice(op: Operation) -> Value:
-    """``x[..., i:j] = y`` and ``x[..., i] = y`` made functional, off the sharded dim."""
-    target, part = op.args[:2]
-    dim = normalise_dim(op.argument(2, "dim", 0), len(target.shape))
-    is_select = op.target is aten.select_scatter.default
-    cut = target.placement
-    if not isinstance(cut, Shard):
-        _, own = op.sharded()
-        if part.placement != own:
-            raise NoRule("assignment of a sharded tensor to part of a partial one")
-        cut = own.on_dim(own.dim + (is_select and dim <= own.dim))
-    if cut.dim == dim:
-        raise NoRule("assignment to a part of the sharded dim")
-    reason = "assigned to a part of a sharded tensor"
-    part = op.redistribute(part, cut.on_dim(cut.dim - (is_select and dim < cut.dim)), reason)
-    target = op.redistribute(target, cut, reason)
-    return op.result(op.emit(op.target, target, part, *op.args[2:], **op.kwargs), cut)
-
-
 def select(op: Operation) -> Value:
     source, dim = op.args[:2]
     dim = normalise_dim(dim, len(source.shape))
     placement = source.placement
     if isinstance(placement, Shard) and placement.dim == dim:
-        raise NoRule("select of one row of the sharded dim")
+        return select_cut(op, source, op.args[2])
     return op.result(op.same(), _moved(placement, lambda d: d - (dim < d)))
 
 
-def split(op: Operation) -> list[Value]:
+def split(op: Operation) -> list[Value] | Formula:
     source: Value = op.args[0]
     placement = source.placement
     dim = normalise_dim(op.argument(2, "dim", 0), len(source.shape))
     if isinstance(placement, Shard) and placement.dim == dim:
-        raise NoRule("split of the sharded dim")
+        return split_cut(op, dim)
     return op.results(op.same(), [placement] * len(op.outputs))
 
 
@@ -212,11 +189,13 @@ def stack(op: Operation) -> Value:
 def _join(op: Operation, *, stacked: bool) -> Value:
     parts: list[Value] = list(op.args[0])
     dim = normalise_dim(op.argument(1, "dim", 0), len(op.shape))
+    if not stacked and any(
+        isinstance(p.placement, Shard) and p.placement.dim == dim for p in parts
+    ):
+        return join_cut(op, parts, dim)
     lead = next((p.placement for p in parts if isinstance(p.placement, Shard)), None)
     if lead is None:
         raise NoRule("concatenation of partial tensors")
-    if not stacked and lead.dim == dim:
-        raise NoRule("concatenation along the sharded dim")
     aligned = [op.redistribute(p, lead, "concatenated with a sharded tensor") for p in parts]
     node = op.emit(op.target, aligned, dim)
     return op.result(node, lead.on_dim(lead.dim + (stacked and dim <= lead.dim)))
@@ -229,7 +208,7 @@ def _moved(placement: Placement, new_dim: object) -> Placement:
     return placement.on_dim(new_dim(placement.dim))
 
 
-RULES: RuleTable = {
+RULES: dict[Any, RuleOrFormula] = {
     aten.view.default: reshape,
     aten.reshape.default: reshape,
     aten._unsafe_view.default: reshape,
@@ -252,8 +231,6 @@ RULES: RuleTable = {
     aten.movedim.intlist: move_dims,
     aten.swapaxes.default: transpose,
     aten.swapdims.default: transpose,
-    aten.slice_scatter.default: scatter_slice,
-    aten.select_scatter.default: scatter_slice,
     aten.expand_as.default: expand,
     aten.split.Tensor: split,
     aten.split.sizes: split,

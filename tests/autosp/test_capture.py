@@ -1,11 +1,10 @@
-"""What the capture makes functional, inlines or refuses."""
+"""What the capture makes functional or refuses."""
 
 from __future__ import annotations
 
 import pytest
 import torch
 import torch.nn.functional as F
-from torch.utils.checkpoint import checkpoint
 
 from autosp.capture import capture
 from autosp.errors import AutoSPError, MutationError, RandomnessError, ShardingError
@@ -71,17 +70,6 @@ def test_in_place_operators_become_functional_and_right():
     assert len(found.mutations) >= 6
     assert not any(is_mutation(node) for node in found.program.graph.nodes)
     assert_right(SmallModel(after=body), max_fallbacks=None)
-
-
-def test_checkpointed_regions_are_computed_in_place():
-    def body(model, x):
-        def region(y):
-            return F.gelu(F.linear(y, model.weight)) * y.mean(1, keepdim=True)
-
-        return checkpoint(region, x, use_reentrant=False)
-
-    assert captured(SmallModel(after=body)).num_checkpoints == 1
-    assert_right(SmallModel(after=body))
 
 
 def refused(model, error, *words):
@@ -185,3 +173,10 @@ def test_a_piece_of_a_broken_program_is_refused():
 def broken(x):
     torch._dynamo.graph_break()
     return x.sin()
+
+
+def test_a_size_marked_dynamic_is_refused_with_the_way_out():
+    ids, labels = tokens(1, 6)
+    torch._dynamo.mark_dynamic(ids, 1)
+    with pytest.raises(AutoSPError, match=r"dim 1 of ids is marked dynamic.*Remove"):
+        with_captured(SmallModel(), (ids, labels), {}, lambda *_: None)

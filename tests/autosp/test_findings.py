@@ -89,8 +89,8 @@ def test_constants_of_the_program_are_inputs_of_the_step() -> None:
     assert codes(Writes()).keys() <= {"gathered-operator"}
 
 
-def test_inlined_checkpoints_are_reported() -> None:
-    assert codes(OneLayer(checkpointed=True))["checkpoint-inlined"] == "warning"
+def test_collectives_that_a_checkpoint_runs_again_are_reported() -> None:
+    assert codes(OneLayer(checkpointed=True)) == {"recomputed-collectives": "info"}
 
 
 def test_a_step_that_exceeds_the_device_is_reported() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
@@ -52,7 +53,7 @@ def test_peak_is_within_half_a_percent_of_the_profiler(case: PeakCase) -> None:
     table = _table(case, peak, rows)
     for estimate, truth in rows.values():
         assert abs(estimate - truth) <= TOLERANCE * truth, table
-    assert case.where in f"{peak.phase} {peak.node} {peak.module}", table
+    assert re.search(case.where, f"{peak.phase} {peak.node} {peak.module}"), table
     assert tuple(peak.categories) == MEMORY_CATEGORIES
 
 

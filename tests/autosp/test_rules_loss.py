@@ -46,9 +46,10 @@ def test_options(options):
     assert_right(SmallModel(loss=cross_entropy(**options)))
 
 
-def test_weighted_mean_takes_the_gather_path():
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+def test_a_weighted_mean_is_divided_by_the_weight_of_all_targets(smoothing):
     weight = torch.linspace(0.5, 2, VOCABULARY, dtype=torch.float64)
-    assert_right(SmallModel(loss=cross_entropy(weight=weight)), max_fallbacks=1)
+    assert_right(SmallModel(loss=cross_entropy(weight=weight, label_smoothing=smoothing)))
 
 
 def test_losses_per_token_are_weighted_by_the_program():
@@ -106,30 +107,105 @@ def test_targets_computed_from_the_sharded_activations():
         logits = model.logits(x).view(-1, VOCABULARY)
         return F.cross_entropy(logits, logits.detach().argmax(-1))
 
-    assert_right(SmallModel(loss=loss), max_fallbacks=None)
+    assert_right(SmallModel(loss=loss))
 
 
-def test_class_probabilities_and_channels_first_take_the_gather_path():
+def test_class_probabilities():
+    weight = torch.linspace(0.5, 2, VOCABULARY, dtype=torch.float64)
+
     def loss(model, x):
-        logits = model.logits(x)
-        soft = F.cross_entropy(logits.view(-1, VOCABULARY), logits.view(-1, VOCABULARY).softmax(-1))
-        return soft + F.cross_entropy(logits.transpose(1, 2), model.labels)
-
-    assert_right(SmallModel(loss=loss), max_fallbacks=2)
-
-
-def test_other_losses():
-    def loss(model, x):
-        target = model.positions[:, : x.shape[1]].expand_as(x)
-        log_probabilities = model.logits(x).log_softmax(-1).view(-1, VOCABULARY)
+        logits = model.logits(x).view(-1, VOCABULARY)
+        targets = (logits.detach() * 2).softmax(-1)
         return (
-            F.mse_loss(x, target)
-            + F.l1_loss(x.sin(), x.detach())
-            + F.nll_loss(log_probabilities, model.labels.view(-1))
-            + F.kl_div(x.log_softmax(-1), x.detach().softmax(-1), reduction="batchmean")
+            F.cross_entropy(logits, targets)
+            + F.cross_entropy(logits, targets, reduction="sum", label_smoothing=0.1)
+            + F.cross_entropy(logits.sin(), targets, weight=weight)
+            + F.cross_entropy(model.logits(x).mT, targets.view(*x.shape[:2], -1).mT)
+            + F.cross_entropy(logits, targets, reduction="none").sin().sum()
         )
 
-    assert_right(SmallModel(loss=loss), max_fallbacks=None)
+    assert_right(SmallModel(loss=loss))
+
+
+def test_classes_before_the_sequence():
+    weight = torch.linspace(0.5, 2, VOCABULARY, dtype=torch.float64)
+
+    def loss(model, x):
+        logits = model.logits(x).transpose(1, 2)
+        return (
+            F.cross_entropy(logits, model.labels)
+            + F.cross_entropy(logits, model.labels, weight, reduction="sum")
+            + F.cross_entropy(logits, model.labels, reduction="none").sin().sum()
+            + F.nll_loss(logits.log_softmax(1), model.labels, weight)
+        )
+
+    assert_right(SmallModel(loss=loss))
+
+
+@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
+def test_losses_of_elements(reduction):
+    def loss(model, x):
+        target = model.positions[:, : x.shape[1]].expand_as(x)
+        probability = x.sigmoid()
+        losses = (
+            F.mse_loss(x, target, reduction=reduction),
+            F.l1_loss(x.sin(), target.detach(), reduction=reduction),
+            F.smooth_l1_loss(x, target, reduction=reduction, beta=0.5),
+            F.huber_loss(x, target, reduction=reduction, delta=0.3),
+            F.binary_cross_entropy(probability, target.sigmoid().detach(), reduction=reduction),
+            F.binary_cross_entropy_with_logits(
+                x,
+                (target > 0).to(x.dtype),
+                pos_weight=model.bias.detach().exp(),
+                reduction=reduction,
+            ),
+            F.soft_margin_loss(x, target.sign().detach(), reduction=reduction),
+            F.kl_div(x.log_softmax(-1), target.softmax(-1), reduction=reduction),
+            F.poisson_nll_loss(x, target.exp().detach(), reduction=reduction),
+            F.hinge_embedding_loss(x, target.sign().detach(), reduction=reduction),
+        )
+        return sum((item * (i + 1)).sin().sum() for i, item in enumerate(losses))
+
+    assert_right(SmallModel(loss=loss))
+
+
+def test_losses_of_vectors():
+    def loss(model, x):
+        rows = x.flatten(0, 1)
+        sign = (rows.detach().sum(-1) > 0) * 2.0 - 1
+        return (
+            F.cosine_embedding_loss(rows, rows.cos(), sign, margin=0.1)
+            + F.cosine_similarity(x, x.cos(), dim=-1).sin().mean()
+            + F.margin_ranking_loss(rows[:, 0], rows[:, 1], sign, margin=0.2)
+            + F.triplet_margin_loss(rows, rows.sin(), rows.cos())
+        )
+
+    assert_right(SmallModel(loss=loss))
+
+
+def test_distillation_from_the_logits_of_another_head():
+    def loss(model, x):
+        student, teacher = model.logits(x), model.logits(x.sin()).detach()
+        shifted = student[:, :-1].log_softmax(-1), teacher[:, :-1].log_softmax(-1)
+        mask = model.labels[:, 1:] != -100
+        forward = (shifted[1].exp() * (shifted[1] - shifted[0])).sum(-1)
+        return (
+            F.kl_div(shifted[0], shifted[1], log_target=True, reduction="batchmean")
+            + (forward * mask).sum() / mask.sum()
+            + 1e-2 * student.logsumexp(-1).square().mean()
+        )
+
+    assert_right(SmallModel(loss=loss))
+
+
+def test_the_mean_that_a_trainer_takes_over_items_in_the_batch():
+    def loss(model, x):
+        count = (model.labels != -100).sum()
+        logits = model.logits(x).float().view(-1, VOCABULARY)
+        labels = F.pad(model.labels, (0, 1), value=-100)[:, 1:].reshape(-1)
+        return F.cross_entropy(logits, labels, reduction="sum") / count + x.square().mean()
+
+    assert_right(SmallModel(loss=loss))
 
 
 def test_loss_in_chunks_of_the_sequence():

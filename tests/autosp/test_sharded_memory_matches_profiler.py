@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from tests.support.sharded_cases import ON_FOUR_RANKS, ON_TWO_RANKS
@@ -21,5 +23,5 @@ def test_peak_of_a_rank_is_within_half_a_percent_of_the_profiler(
     for case, comparison in zip(cases, found, strict=True):
         error = abs(comparison.estimated_bytes / comparison.measured_bytes - 1)
         assert error <= TOLERANCE, f"{comparison}\n{table}"
-        assert case.where in comparison.place, f"{comparison}\n{table}"
+        assert re.search(case.where, comparison.place), f"{comparison}\n{table}"
         assert comparison.num_all_to_alls == 8, table

@@ -45,6 +45,12 @@ ENTRIES = {
     "loss outside": gloo_cases.loss_outside_on_gathered_logits,
     "loss inside": gloo_cases.loss_compiled_inside,
     "evaluation": gloo_cases.evaluation_without_gradients,
+    "parts": gloo_cases.parts_of_the_sequence_on_each_rank,
+    "parts of embeddings": gloo_cases.parts_of_embeddings_on_each_rank,
+    "unfit parts": gloo_cases.parts_that_do_not_fit_together,
+    "unknown part": gloo_cases.unknown_sharded_input,
+    "broken": gloo_cases.broken_program,
+    "broken and read": gloo_cases.broken_program_that_reads,
 }
 FOUR_RANKS = {
     **sample_cases(SAMPLES, (2, 13, "float64"), ranks=4),
@@ -124,6 +130,32 @@ def test_a_loss_compiled_inside_is_right(two):
 
 def test_evaluation_without_gradients(two):
     assert two["evaluation"] < 1e-12
+
+
+def test_inputs_may_be_sharded_already(two):
+    assert max(two["parts"].values()) < 1e-12
+
+
+def test_embeddings_sharded_already_get_their_gradient(two):
+    assert two["parts of embeddings"] < 1e-12
+
+
+def test_parts_of_different_batches_are_an_error(two):
+    assert "parts of different kinds" in two["unfit parts"]
+
+
+def test_an_unknown_sharded_input_is_an_error(two):
+    assert "'input_id', which the model's forward does not take" in two["unknown part"]
+    assert "ids, labels" in two["unknown part"]
+
+
+@pytest.mark.parametrize(("name", "pieces"), [("broken", 3), ("broken and read", 4)])
+def test_pieces_of_a_broken_program_hand_blocks_on_and_are_right(two, name, pieces):
+    found = two[name]
+    assert found["loss"] < 1e-12
+    assert found["gradients"] < 1e-12
+    assert found["gathers"] == 0
+    assert found["pieces"] == pieces
 
 
 def test_a_failing_rank_is_one_clear_line():

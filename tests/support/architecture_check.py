@@ -18,8 +18,8 @@ from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 from torch.fx.node import map_aggregate
 
 from autosp.capture import CapturedProgram
-from autosp.compilation import compiled_step, derive_graphs, lower_captured
-from autosp.dry_run import data_dependent, graph_break, quiet_loggers
+from autosp.compilation import compiled_step, derive_graphs, lower_captured, unprinted_graphs
+from autosp.dry_run import data_dependent, graph_break, quiet_loggers, rarely_collected
 from autosp.errors import AutoSPError
 from autosp.estimate import estimate_step
 from autosp.graph import collective_kind, local_tag, module_path, tensor_of
@@ -36,6 +36,8 @@ BATCH = 2
 LENGTH = 45
 """Neither 2 nor 4 divides it."""
 RANKS = (2, 4)
+FILLS = ("last", "first")
+"""How padding rows are filled, on the first and the second number of ranks."""
 EXACT = 1e-12
 """Of a gradient, relative to its own largest magnitude (see the oracle's report)."""
 LOSS_ERROR = 1e-6
@@ -88,7 +90,7 @@ def judge(architecture: Architecture) -> Outcome:
         outcomes.append(_judge_captured(captured, inputs))
 
     try:
-        with quiet_loggers():
+        with quiet_loggers(), rarely_collected(), unprinted_graphs():
             with_captured(module, (), architecture.inputs(BATCH, LENGTH), check)
     except torch._dynamo.exc.Unsupported as why:
         return Outcome("refused", str(graph_break(why)))
@@ -119,9 +121,9 @@ def _prove(captured: CapturedProgram, inputs: Sequence[Any]) -> tuple[list[Oracl
             inputs,
             num_ranks=num_ranks,
             captured=captured,
-            fills=("last", "first") if num_ranks == RANKS[0] else ("first",),
+            fills=(fill,),
         )
-        for num_ranks in RANKS
+        for num_ranks, fill in zip(RANKS, FILLS, strict=True)
     ]
     return reports, max(report.gradient_error for report in reports)
 

@@ -23,21 +23,24 @@ their configurations, without weights and without dropout, in float64 where they
 page is written by `python -m tests.support.architecture_page`; a test fails when an outcome
 changes.
 
-Each model computes its own loss for {BATCH} rows of {LENGTH} tokens, which {RANKS[0]} and {RANKS[1]} ranks do
-not divide. The lock-step oracle compares every value and every cotangent of the ranks with
+Each model computes its own loss for {BATCH} rows of {LENGTH} tokens, which
+{RANKS[0]} and {RANKS[1]} ranks do not divide. The lock-step oracle compares every value and every cotangent of the ranks with
 the model's own.
 
 | verdict | means |
 |---|---|
-| **pass** | loss within 1e-6; every gradient within 1e-12 of its largest magnitude (or of a thousandth of the largest of all); at least 95 % of the FLOPs and of the saved bytes of a step sharded; no all-gather inside a layer |
-| **correct but replicated** | the same numbers, but more is replicated or gathered |
+| **pass** | right; 95 % of FLOPs and of saved bytes sharded; no all-gather in a layer |
+| **correct but replicated** | right, but more is replicated or gathered |
 | **refused** | one error names the operator or construct; nothing is computed |
+
+Right means: the loss within 1e-6, and every gradient within 1e-12 of its largest magnitude,
+or of a thousandth of the largest of all gradients if that is more.
 
 Models that compute parts in float32 whatever their own type may differ by three times what
 their gradients move when the rows of the batch trade places, or must agree within 1e-12
-once these parts are computed in float64. Shares are those of a dry run on {RANKS[0]} ranks; with two
-layers, what is done once per model (patches, convolutions before the first layer, pooling)
-weighs more than in a full model.
+once these parts are computed in float64. Shares are those of a dry run on {RANKS[0]} ranks;
+with two layers, what is done once per model (patches, convolutions before the first layer,
+pooling) weighs more than in a full model.
 """
 
 TABLE_HEAD = """

@@ -18,6 +18,7 @@ import torch.distributed as dist
 import torch.nn.functional as F
 
 import autosp
+from autosp.events import ListRecorder, PassStarted
 from autosp.verification import VerifyRequest, verify_on_this_rank
 from tests.support.programs import VOCABULARY, SmallModel, tokens
 
@@ -193,3 +194,134 @@ def evaluation_without_gradients() -> float:
     compiled = autosp.compile(model, inner="eager")
     with torch.no_grad():
         return float((compiled(ids, labels) - model(ids, labels)).abs().max())
+
+
+def parts_of_the_sequence_on_each_rank() -> dict[str, float]:
+    """Each rank passes its own tokens; the ranks' parts differ in length."""
+    model = SmallModel(loss=logits_of)
+    ids, labels = tokens(2, 7)
+    expected = outer_loss(model(ids, labels), labels)
+    expected.backward()
+    reference = gradients_of(model)
+    model.zero_grad()
+    compiled = autosp.compile(
+        model,
+        loss=outer_loss,
+        inner="eager",
+        sharded_inputs={"ids": 1, "labels": 1, "targets": -1},
+    )
+    own = slice(0, 4) if dist.get_rank() == 0 else slice(4, 7)
+    loss = compiled(ids[:, own], labels=labels[:, own], targets=labels[:, own])
+    loss.backward()
+    autosp.average_gradients(model.parameters())
+    difference = largest_difference(reference, gradients_of(model))
+    return {"loss": abs(float(loss - expected)), "gradients": difference}
+
+
+class OfEmbeddings(torch.nn.Module):
+    """Takes embeddings instead of tokens."""
+
+    def __init__(self, inner: SmallModel) -> None:
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, inputs_embeds: torch.Tensor) -> torch.Tensor:
+        x = inputs_embeds + self.inner.attend(inputs_embeds)
+        return torch.sin(self.inner.logits(x)).mean()
+
+
+def parts_of_embeddings_on_each_rank() -> float:
+    """The embedding is looked up outside, per rank; its gradient must be right as well."""
+    inner = SmallModel()
+    model, ids = OfEmbeddings(inner), tokens(2, 8)[0]
+    model(F.embedding(ids, inner.embedding)).backward()
+    reference = gradients_of(model)
+    model.zero_grad()
+    compiled = autosp.compile(model, inner="eager", sharded_inputs={"inputs_embeds": 1})
+    own = ids.chunk(dist.get_world_size(), 1)[dist.get_rank()]
+    compiled(F.embedding(own, inner.embedding)).backward()
+    autosp.average_gradients(model.parameters())
+    return largest_difference(reference, gradients_of(model))
+
+
+def parts_that_do_not_fit_together() -> str:
+    compiled = autosp.compile(SmallModel(), inner="eager", sharded_inputs={"ids": 1})
+    ids, labels = tokens(2 + dist.get_rank(), 7)
+    try:
+        compiled(ids, labels)
+    except autosp.AutoSPError as error:
+        return str(error)
+    return "no error"
+
+
+def unknown_sharded_input() -> str:
+    try:
+        autosp.compile(SmallModel(), inner="eager", sharded_inputs={"input_id": 1})
+    except autosp.AutoSPError as error:
+        return str(error)
+    return "no error"
+
+
+class Broken(torch.nn.Module):
+    """Two blocks with constructs between them that dynamo cannot trace."""
+
+    def __init__(self, read: Callable[[torch.Tensor], None] | None = None) -> None:
+        super().__init__()
+        self.first, self.second = SmallModel(), SmallModel()
+        self.read = read
+        self.lengths: list[int] = []
+
+    def forward(self, input_ids: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        x = F.embedding(input_ids, self.first.embedding)
+        x = x + self.first.attend(x)
+        torch._dynamo.graph_break()
+        self.lengths.append(x.shape[1])
+        if self.read is not None:
+            self.read(x)
+        x = torch.sin(x + self.second.attend(x))
+        torch._dynamo.graph_break()
+        logits = self.second.logits(x)
+        loss = F.cross_entropy(logits[:, :-1].flatten(0, 1), labels[:, 1:].flatten())
+        return loss + 0.1 * torch.logsumexp(logits, -1).square().mean()
+
+
+def broken_program(read: Callable[[torch.Tensor], None] | None = None) -> dict[str, Any]:
+    """Pieces of a broken program, with how many gathers happened between them."""
+    from autosp.runtime import gathered
+
+    counted = {"gathers": 0}
+    gather_blocks = gathered.gather_blocks
+
+    def counting(*arguments: Any) -> torch.Tensor:
+        counted["gathers"] += 1
+        return gather_blocks(*arguments)
+
+    model, (ids, labels) = Broken(read), tokens(2, 7)
+    expected = model(ids, labels)
+    expected.backward()
+    reference = gradients_of(model)
+    model.zero_grad()
+    recorder = ListRecorder()
+    compiled = autosp.compile(model, inner="eager", allow_breaks=True, recorder=recorder)
+    gathered.gather_blocks = counting
+    try:
+        loss = compiled(ids, labels)
+        loss.backward()
+    finally:
+        gathered.gather_blocks = gather_blocks
+    autosp.average_gradients(model.parameters())
+    pieces = {event.compilation for event in recorder.events if isinstance(event, PassStarted)}
+    return {
+        "loss": abs(float(loss.detach() - expected.detach())),
+        "gradients": largest_difference(reference, gradients_of(model)),
+        "pieces": len(pieces),
+        **counted,
+    }
+
+
+def read_a_sum(x: torch.Tensor) -> None:
+    assert float(x.detach().sum()) != 0
+
+
+def broken_program_that_reads() -> dict[str, Any]:
+    return broken_program(read_a_sum)

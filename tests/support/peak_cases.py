@@ -17,7 +17,7 @@ NO_OPTIMIZER = OptimizerModel(name="none")
 
 @dataclass(frozen=True)
 class PeakCase:
-    """``where`` is a word that the peak's node, module or phase must contain."""
+    """``where`` is a pattern that the peak's phase, node and module must match."""
 
     name: str
     build: Callable[[], nn.Module]
@@ -102,7 +102,7 @@ CASES: tuple[PeakCase, ...] = (
         2,
         256,
         2000,
-        "log_softmax",
+        "log_softmax|mm head",
         "default",
     ),
     PeakCase("gpt, mlp", lambda: small_gpt(vocab=64), 1, 512, 64, "mlp"),

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
+from torch import nn
+
 from tests.support.peak_cases import (
     ADAMW,
     PeakCase,
@@ -9,6 +13,14 @@ from tests.support.peak_cases import (
     small_hf_llama,
     small_llama,
 )
+
+
+def checkpointed(model: nn.Module) -> nn.Module:
+    """With transformers' gradient checkpointing, as users switch it on."""
+    enable: Callable[..., None] = model.gradient_checkpointing_enable  # type: ignore[assignment]
+    enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    return model
+
 
 ON_TWO_RANKS: tuple[PeakCase, ...] = (
     PeakCase("gpt, loss", lambda: small_gpt(vocab=2000), 2, 256, 2000, "softmax"),
@@ -49,6 +61,14 @@ ON_TWO_RANKS: tuple[PeakCase, ...] = (
     ),
     PeakCase(
         "gpt, AdamW", lambda: small_gpt(vocab=2000), 1, 32, 2000, "optimizer", optimizer=ADAMW
+    ),
+    PeakCase(
+        "checkpointed hf llama, a layer recomputed, bf16",
+        lambda: checkpointed(small_hf_llama(vocab=64, dtype="bfloat16")),
+        2,
+        512,
+        64,
+        "backward",
     ),
 )
 

@@ -41,6 +41,7 @@ class Layout:
     backend: str
     optimizer: str
     partitioner: str
+    allow_breaks: bool
     arguments: tuple[tuple[str, str], ...]
     given: tuple[str, ...]
     """The options that were given, as words of a command line."""
@@ -133,6 +134,12 @@ def layout_parameters() -> list[click.Parameter]:
             help="How the joint graph is cut: recompute what is cheap and save less, or save all.",
         ),
         click.Option(
+            ["--allow-breaks"],
+            is_flag=True,
+            help="Where torch cannot trace the forward, compile each piece instead of stopping. "
+            "Memory and time of several pieces are not estimated.",
+        ),
+        click.Option(
             ["--arg", "arguments"],
             multiple=True,
             metavar="NAME=VALUE",
@@ -159,6 +166,9 @@ def _given_words(ctx: click.Context, values: Mapping[str, Any]) -> tuple[str, ..
         if ctx.get_parameter_source(name) is ParameterSource.DEFAULT:
             continue
         value = values[name]
+        if value is True:  # a flag
+            words.append(parameter.opts[0])
+            continue
         items: Sequence[object] = value if isinstance(value, tuple) else (value,)
         for item in items:
             words += [parameter.opts[0], str(item)]

@@ -250,9 +250,9 @@ class VirtualList(ScrollView, Generic[RowT], can_focus=True):
         height = max(1, self.scrollable_content_region.height - self._header_rows)
         top = self.scroll_offset.y
         if index < top:
-            self.scroll_to(y=index, animate=False)
+            self.scroll_to(y=index, animate=False, force=True, immediate=True)
         elif index >= top + height:
-            self.scroll_to(y=index - height + 1, animate=False)
+            self.scroll_to(y=index - height + 1, animate=False, force=True, immediate=True)
 
     def _show_cursor(self) -> None:
         """Scroll to the cursor, again once new rows or a new size have been laid out."""

@@ -51,8 +51,13 @@ def summary_of(source: OpenedSource, *, rank: int | None) -> Report:
 
 
 def _num_attention_sites(trace: Trace) -> int:
-    nodes = list_nodes(trace, graph="program", text=ATTENTION_OPERATOR)
-    return sum(ATTENTION_OPERATOR in node.target for node in nodes)
+    """Over all compilations: pieces of a broken program, or several lengths."""
+    captures = [row.index for row in list_passes(trace) if row.name == "capture"]
+    return sum(
+        ATTENTION_OPERATOR in node.target
+        for capture in captures
+        for node in list_nodes(trace, graph="program", pass_index=capture, text=ATTENTION_OPERATOR)
+    )
 
 
 def _next_target(source: OpenedSource) -> tuple[str, str]:

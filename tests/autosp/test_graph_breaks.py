@@ -1,0 +1,61 @@
+"""Programs that dynamo breaks: refused, or compiled piece by piece."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from autosp.dry_run import dry_run
+from autosp.errors import GraphBreakError
+from autosp.events import Finding, GraphSnapshot, ListRecorder, PassStarted
+from autosp.placement import Shard
+from tests.support.dry_runs import request_for
+from tests.support.gloo_cases import Broken
+
+
+def test_a_break_is_an_error_that_names_the_line_and_the_option():
+    with pytest.raises(GraphBreakError, match=r"gloo_cases\.py:\d+.*--allow-breaks"):
+        dry_run(request_for(Broken, sp=2, seq=8))
+
+
+def test_pieces_hand_blocks_on():
+    recorder = ListRecorder()
+    result = dry_run(request_for(Broken, sp=2, seq=7, allow_breaks=True), recorder=recorder)
+    first, second, third = result.pieces
+    assert result.estimate is None
+    assert isinstance(first.sharded.output_placements[-1], Shard)
+    taken = [given for given in second.captured.inputs if given.cut is not None]
+    assert [given.cut for given in taken] == [first.sharded.output_placements[-1]]
+    assert any(given.cut is not None for given in third.captured.inputs)
+    assert [piece.sharded.num_attention_sites for piece in result.pieces] == [1, 1, 0]
+    assert {e.compilation for e in recorder.events if isinstance(e, PassStarted)} >= {0, 1, 2}
+    collectives = [
+        record.kind
+        for event in recorder.events
+        if isinstance(event, GraphSnapshot) and event.graph == "forward"
+        for record in event.collectives
+    ]
+    assert "all_gather" not in collectives
+    assert collectives.count("all_to_all") == 2 * 4
+
+
+def test_every_break_is_a_finding_with_its_line():
+    recorder = ListRecorder()
+    dry_run(request_for(Broken, sp=2, seq=8, allow_breaks=True), recorder=recorder)
+    breaks = [e for e in recorder.events if isinstance(e, Finding) and e.code == "graph-break"]
+    assert len(breaks) == 2
+    assert all(found.source and "graph_break" in found.source.text for found in breaks)
+
+
+def test_a_program_without_breaks_is_estimated_as_always():
+    allowed = dry_run(request_for("gpt", sp=2, seq=8, allow_breaks=True))
+    whole = dry_run(request_for("gpt", sp=2, seq=8))
+    assert len(allowed.pieces) == 1
+    assert allowed.estimate is not None and whole.estimate is not None
+    live = allowed.estimate.summary.peak_live_bytes
+    assert live == whole.estimate.summary.peak_live_bytes > 0
+
+
+def test_grad_mode_and_garbage_collection_are_left_as_they_were():
+    dry_run(request_for(Broken, sp=2, seq=8, allow_breaks=True))
+    assert torch.is_grad_enabled()
