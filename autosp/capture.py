@@ -7,6 +7,7 @@ source line it was traced from.
 
 from __future__ import annotations
 
+import operator
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -27,6 +28,7 @@ from autosp.events import SourceLocation
 from autosp.graph import REGION_KEY, attribute_path, is_mutation, is_user_file, source_location
 from autosp.modes import restored_modes
 from autosp.placement import Shard
+from autosp.promises import drop_promises
 from autosp.runtime.gathered import GatheredOnUse
 from autosp.writes import (
     end_with_writes,
@@ -82,6 +84,7 @@ def capture(module: GraphModule, *, allow_breaks: bool = False) -> CapturedProgr
     if not allow_breaks:
         refuse_pieces(module)
     _refuse_dynamic_sizes(module)
+    drop_promises(module)
     _check_higher_order(module)
     _refuse_reads(module)
     placeholders = [node for node in module.graph.nodes if node.op == "placeholder"]
@@ -106,6 +109,7 @@ def capture(module: GraphModule, *, allow_breaks: bool = False) -> CapturedProgr
     _drop_assertions(program)
     program.graph.eliminate_dead_code()
     _refuse_unknown_shapes(program)
+    _refuse_unseen_values(program)
     _redo_values_under_autocast(program, fake_mode)
     return CapturedProgram(program, inputs, fake_mode, mutations, tuple(fakes), checkpoints, writes)
 
@@ -336,6 +340,19 @@ def _refuse_unknown_shapes(program: GraphModule) -> None:
                     hint="All shapes must be known when the program is compiled: use a mask "
                     "(torch.where, masked_fill) instead of selecting rows",
                 )
+
+
+def _refuse_unseen_values(program: GraphModule) -> None:
+    """A constant without contents was computed where the trace could not follow."""
+    for node in program.graph.find_nodes(op="get_attr"):
+        if isinstance(operator.attrgetter(node.target)(program), FakeTensor):
+            reader = next(iter(node.users), node)
+            raise AutoSPError(
+                f"what {reader.target} reads is computed by an operator that the trace cannot "
+                "follow (such as an associative scan)",
+                where=_where(reader),
+                hint="Write it with ordinary operators",
+            )
 
 
 def _redo_values_under_autocast(program: GraphModule, fake_mode: FakeTensorMode) -> None:

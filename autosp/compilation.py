@@ -6,8 +6,9 @@ and backward graphs and never partitions again. What is recorded here is what ru
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, suppress
+import os
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import cache, partial
 from typing import Any, Literal, cast
@@ -92,19 +93,54 @@ def unprinted_graphs() -> AbstractContextManager[None]:
     return _use_lazy_graph_module(True)
 
 
+@contextmanager
+def _constant_floats() -> Iterator[None]:
+    """Floats of a model (soft caps, scales) stay constants.
+
+    Otherwise AOTAutograd may ask dynamo to start again, which a dry run has left by then.
+    """
+    name = "TENSORIFY_PYTHON_SCALARS"
+    before = os.environ.get(name)
+    os.environ[name] = "0"
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[name]
+        else:
+            os.environ[name] = before
+
+
 def lower_to_rank(module: GraphModule, context: PassContext) -> RankCompilation:
     """Capture the user's graph and rewrite it for one rank.
 
     Raises:
         AutoSPError: a graph break, an unfit head count, nothing to shard ...
     """
+    return lower_captured(
+        lambda: capture(module, allow_breaks=context.allow_breaks), context, module
+    )
+
+
+def lower_captured(
+    captured_program: Callable[[], CapturedProgram],
+    context: PassContext,
+    module: GraphModule | None = None,
+) -> RankCompilation:
+    """Rewrite what a capture yields for one rank; its program is changed.
+
+    ``module`` is the graph that was captured, if it may be a piece of a broken program.
+
+    Raises:
+        AutoSPError: what the capture raises, an unfit head count, nothing to shard ...
+    """
     with context.running("capture", "trace the model to a pre-dispatch forward graph", {}) as index:
-        captured = capture(module, allow_breaks=context.allow_breaks)
+        captured = captured_program()
         verify_program(captured.program, "capture")
         snapshot = cache(lambda: snapshot_user_program(captured.program, index))
         context.snapshot(snapshot)
     _report_functionalisation(captured, context, snapshot)
-    if context.allow_breaks:
+    if context.allow_breaks and module is not None:
         _report_break(module, context)
     program = run_passes(
         captured.program,
@@ -189,7 +225,7 @@ def derive_graphs(
     compilation: RankCompilation, example_inputs: Sequence[Any], *, partitioner: str
 ) -> None:
     """Run AOTAutograd on the per-rank program as far as ``compilation.graphs``, which it fills."""
-    with suppress(_GraphsDerived):
+    with suppress(_GraphsDerived), _constant_floats():
         compile_graphs(compilation, example_inputs, inner=None, partitioner=partitioner)
 
 

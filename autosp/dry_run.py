@@ -7,6 +7,7 @@ ranks, because their programs differ in slice positions alone.
 from __future__ import annotations
 
 import gc
+import re
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
@@ -18,6 +19,7 @@ from torch._dynamo.exc import BackendCompilerFailed, TorchDynamoException, Unsup
 from torch._guards import TracingContext, tracing
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx import GraphModule
+from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 
 import autosp
 from autosp.capture import describe_inputs
@@ -40,6 +42,7 @@ from autosp.hardware import Device
 from autosp.loggers import quiet_loggers
 from autosp.loss_of import LossOfOutput
 from autosp.mesh import Mesh
+from autosp.output_hooks import HINT, MODULE, install_output_hooks
 from autosp.pipeline import PassContext, Progress
 
 
@@ -248,6 +251,7 @@ def dynamo_graph(
 
 
 def _region(model: torch.nn.Module) -> torch.nn.Module:
+    install_output_hooks(model)
     region = _LossOf(model, LossOfOutput())
     return region.train(model.training)
 
@@ -271,6 +275,8 @@ def _dynamo(
         raise
     except Unsupported as why:
         raise graph_break(why) from None
+    except GuardOnDataDependentSymNode as why:
+        raise data_dependent(why) from None
     except TorchDynamoException as why:
         raise AutoSPError(f"torch could not trace the model: {_first_line(why)}") from why
     finally:
@@ -287,15 +293,27 @@ def _nothing_compiled() -> AutoSPError:
 def graph_break(why: Unsupported) -> GraphBreakError:
     """Dynamo's refusal in one line: what, at which line of the user's program, what to do."""
     where = ""
+    hint = (
+        "Remove this construct or move it out of the model's forward; or compile each "
+        "piece with --allow-breaks (allow_breaks=True)"
+    )
     for frame in reversed(list(why.real_stack)):
         if is_user_file(frame.filename):
             where = f"{frame.filename}:{frame.lineno} in {frame.name}: {frame.line}"
+            hint = HINT if frame.filename.endswith(f"{MODULE.replace('.', '/')}.py") else hint
             break
+    return GraphBreakError(f"graph break: {_first_line(why)}", where=where, hint=hint)
+
+
+def data_dependent(why: Exception) -> GraphBreakError:
+    """A number read from a tensor decides a shape or a branch."""
+    cause = re.search(r"Caused by: (.*?)\s+# (\S+) in", str(why))
     return GraphBreakError(
-        f"graph break: {_first_line(why)}",
-        where=where,
-        hint="Remove this construct or move it out of the model's forward; or compile each "
-        "piece with --allow-breaks (allow_breaks=True)",
+        "a shape or a branch depends on the values of a tensor"
+        + (f" ({cause.group(1)})" if cause else ""),
+        where=cause.group(2) if cause else "",
+        hint="The program must be the same for all data: compute with tensors instead "
+        "(torch.where, masked_fill)",
     )
 
 

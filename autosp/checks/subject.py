@@ -13,7 +13,7 @@ from autosp.compilation import RankCompilation
 from autosp.errors import ShardingError
 from autosp.estimate import StepEstimate
 from autosp.events import Finding, GraphName, NodeCost, Severity
-from autosp.graph import LocalTag, is_operator, local_tag, shape_of, tensor_of
+from autosp.graph import LocalTag, is_operator, local_tag, tensor_of
 from autosp.records import tag_of
 from autosp.runtime import keyed_random
 from autosp.sharding.seeds import attention_sites, find_seeds
@@ -50,7 +50,7 @@ class Subject:
             seeds = find_seeds(self.user_graph)
         except ShardingError:
             return 0
-        return max(shape_of(seed.node)[seed.dim] for seed in seeds)
+        return max(seed.length for seed in seeds)
 
     @cached_property
     def attention_with_dropout(self) -> list[Node]:

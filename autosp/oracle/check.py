@@ -20,6 +20,7 @@ from autosp.oracle.combine import combine_cotangents, combine_values, cut_blocks
 from autosp.oracle.compare import Difference, coarsest_tolerance, difference, largest
 from autosp.oracle.lockstep import RankValues, run_ranks, run_whole
 from autosp.oracle.report import OracleReport, Quantity, WrongNode
+from autosp.output_hooks import install_output_hooks
 from autosp.passes import PROGRAM_PASSES
 from autosp.passes.keyed_randomness import KeyedRandomness, random_keys
 from autosp.pipeline import Pass, PassContext
@@ -28,12 +29,6 @@ from autosp.runtime.keyed_random import draw_keys
 from autosp.sharding.propagate import LocalValue, ShardedProgram, shard
 
 FILLS = ("last", "first")
-
-aten = torch.ops.aten
-
-UNDEFINED_CONTENTS = frozenset(
-    {aten.empty.memory_format, aten.empty_like.default, aten.new_empty.default}
-)
 
 COTANGENT_SEED = 20240229
 """Seed of the random cotangents of programs that return no scalar loss."""
@@ -76,20 +71,21 @@ def check_program(
     reference = _Reference.of(program, inputs)
     by_fill: dict[str, RankRun] = {}
     counts: Counter[Quantity] = Counter()
+    errors = _Errors()
     num_fallbacks = 0
     for fill in fills:
         ranks = _compile(program, num_ranks, fill, passes, fake_mode)
         run = by_fill[fill] = RankRun.of(ranks, inputs, reference)
         num_fallbacks = sum(ranks[0].fallbacks.values())
-        search = _Search(reference, run, fill, tolerance)
+        search = _Search(reference, run, fill, tolerance, errors)
         wrong = search.values() or search.cotangents()
         counts = search.counts
         if wrong is not None:
-            return _report(counts, tuple(by_fill), num_fallbacks, wrong)
+            return _report(counts, tuple(by_fill), num_fallbacks, wrong, errors)
         if not _has_padding(ranks[0]):
             break
     wrong = _changes_with_fill(by_fill, tolerance)
-    return _report(counts, tuple(by_fill), num_fallbacks, wrong)
+    return _report(counts, tuple(by_fill), num_fallbacks, wrong, errors)
 
 
 def _has_padding(sharded: ShardedProgram) -> bool:
@@ -99,7 +95,11 @@ def _has_padding(sharded: ShardedProgram) -> bool:
 
 
 def _report(
-    counts: Counter[Quantity], fills: Sequence[str], num_fallbacks: int, wrong: WrongNode | None
+    counts: Counter[Quantity],
+    fills: Sequence[str],
+    num_fallbacks: int,
+    wrong: WrongNode | None,
+    errors: _Errors,
 ) -> OracleReport:
     return OracleReport(
         ok=wrong is None,
@@ -108,6 +108,8 @@ def _report(
         num_cotangents_checked=counts["cotangent"],
         fills=tuple(fills),
         num_fallbacks=num_fallbacks,
+        gradient_error=errors.gradient,
+        loss_error=errors.loss,
     )
 
 
@@ -163,6 +165,7 @@ def with_captured(
 
         return run
 
+    install_output_hooks(module)
     torch._dynamo.reset()
     compiled = torch.compile(module, backend=backend, fullgraph=True, dynamic=False)
     try:
@@ -376,6 +379,14 @@ def _fake_mode(program: GraphModule, captured: CapturedProgram | None) -> Any:
 
 
 @dataclass(slots=True)
+class _Errors:
+    """The largest errors of what a training step uses, over all runs."""
+
+    gradient: float = 0.0
+    loss: float = 0.0
+
+
+@dataclass(slots=True)
 class _Search:
     """Looks for the first wrong tensor of one run."""
 
@@ -383,22 +394,24 @@ class _Search:
     run: RankRun
     fill: str
     tolerance: float
+    errors: _Errors
     counts: Counter[Quantity] = field(default_factory=Counter)
 
     def values(self) -> WrongNode | None:
         """The first wrong value, in program order."""
+        losses = {output.node for output in self.reference.outputs}
         for node in self.reference.nodes:
             local = self.run.sharded.values.get(node.name)
             expected = self.reference.values.get(node.name)
-            if local is None or not isinstance(expected, torch.Tensor):
-                continue
-            if node.target in UNDEFINED_CONTENTS:
+            if local is None or not local.comparable or not isinstance(expected, torch.Tensor):
                 continue
             self.counts["value"] += 1
             for copy in (local, *self.run.sharded.more_values[node.name]):
                 parts = self.run.values[copy.node]
                 for actual in combine_values(parts, copy.placement, copy.shape):
                     found = difference(expected, actual, scale=1.0)
+                    if node in losses:
+                        self.errors.loss = max(self.errors.loss, found.max_rel)
                     if found.exceeds(self.tolerance):
                         return self._wrong(node, "value", copy.placement, found)
         return None
@@ -407,6 +420,8 @@ class _Search:
         """The first wrong cotangent, from the loss backwards."""
         known = self.reference.cotangents
         scale = largest(c for c in known.values() if c is not None)
+        parameters = self._parameters()
+        parameter_scale = largest(c for n in parameters if (c := known.get(n)) is not None)
         shared = self._shared_nodes()
         for node in reversed(self.reference.nodes):
             if node.name not in known:
@@ -419,16 +434,25 @@ class _Search:
                 elsewhere = self._cotangent_elsewhere(node)
                 for actual in combine_cotangents(parts, local.placement, local.shape):
                     whole = actual if elsewhere is None else actual + elsewhere
+                    if node.name in parameters:
+                        of_gradient = difference(expected, whole, scale=parameter_scale)
+                        self.errors.gradient = max(self.errors.gradient, of_gradient.max_rel)
                     found = difference(expected, whole, scale=scale)
                     if found.exceeds(self.tolerance):
                         return self._wrong(node, "cotangent", local.placement, found)
         return None
 
+    def _parameters(self) -> set[str]:
+        inputs = {n: n.meta.get("autosp_input") for n in self.reference.nodes}
+        return {node.name for node, given in inputs.items() if given and given.kind == "parameter"}
+
     def _cotangent_parts(
         self, node: Node, shared: set[str]
     ) -> list[tuple[list[torch.Tensor], LocalValue]]:
         local = self.run.sharded.values.get(node.name)
-        if local is None or node.name in shared or local.node not in self.run.cotangents:
+        if local is None or not local.comparable or node.name in shared:
+            return []
+        if local.node not in self.run.cotangents:
             return []
         found = [(self._filled(local.node), local)]
         if node.op == "placeholder" and local.node != node.name:

@@ -18,6 +18,13 @@ from torch.utils._pytree import tree_leaves, tree_map
 from autosp.events import CollectiveKind
 from autosp.graph import collective_kind, is_wait, is_write
 
+aten = torch.ops.aten
+
+UNDEFINED_CONTENTS = frozenset(
+    {aten.empty.memory_format, aten.empty_like.default, aten.new_empty.default}
+)
+"""Zeros stand for their contents, so that what is written to parts of them can be compared."""
+
 Environment = dict[Node, Any]
 RankValues = dict[str, list[Any]]
 """Node name -> its value on every rank."""
@@ -90,7 +97,8 @@ def _step(
 
 def _call(node: Node, args: Any, kwargs: Any) -> Any:
     assert callable(node.target)
-    return node.target(*args, **kwargs)
+    result = node.target(*args, **kwargs)
+    return result.zero_() if node.target in UNDEFINED_CONTENTS else result
 
 
 def _arguments(node: Node, environment: Environment) -> tuple[Any, Any]:

@@ -75,6 +75,11 @@ class OracleReport:
     """Padding fills that were run."""
     num_fallbacks: int = 0
     """Operators that took the all-gather path."""
+    gradient_error: float = 0.0
+    """Largest over the parameters: error over the largest magnitude of the gradient, or over
+    a thousandth of that of all gradients if that is more."""
+    loss_error: float = 0.0
+    """Largest relative error of the outputs that start the backward."""
 
 
 def _numbers(values: tuple[float, ...]) -> str:

@@ -31,8 +31,9 @@ from autosp.graph import (
 )
 from autosp.modes import restored_modes
 from autosp.pipeline import PassContext
-from autosp.placement import REPLICATE, Partial, Placement, Shard, local_shape, shard_dim
+from autosp.placement import REPLICATE, Partial, Placement, Shard, local_shape
 from autosp.runtime.keyed_random import AGREE
+from autosp.sharding import token_regions
 from autosp.sharding.builder import ProgramBuilder, Value
 from autosp.sharding.layout import with_users_layout
 from autosp.sharding.localise import block_inputs
@@ -40,11 +41,16 @@ from autosp.sharding.operation import NoRule, Operation
 from autosp.sharding.randomness import draws_random_numbers
 from autosp.sharding.redistribute import CannotRedistribute, redistribute
 from autosp.sharding.rules import rule_for
-from autosp.sharding.seeds import Seed, attention_sites, find_seeds
+from autosp.sharding.seeds import (
+    Seed,
+    SequenceOrigins,
+    attention_sites,
+    find_origins,
+    has_attention,
+    sequence_cut,
+)
 
 aten = torch.ops.aten
-
-SEQUENCE_LABEL = "seq"
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +61,9 @@ class LocalValue:
     placement: Placement
     shape: tuple[int, ...]
     """Global shape."""
+    comparable: bool = True
+    """Whether combining the ranks' parts gives the user's value: not inside a region that
+    sorts each rank's own tokens."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,19 +111,26 @@ class _Walk:
         self._fallbacks: Counter[str] = Counter()
         self._why = ""
         """Why the value that is being made lies as it does."""
+        self._gathered: set[Node] = set()
+        """Nodes that took the all-gather path."""
+        self._regions = token_regions.find_token_regions(program.graph)
+        self._local_order: dict[Node, Shard] = {}
+        """Sort of a region -> how the rows that each rank sorts by itself are cut."""
         # One rank holds everything: no seeds, so that every value stays whole.
-        seeds = self._find_seeds() if context.mesh.sp > 1 else ()
-        self._seeds = {seed.node: seed for seed in seeds}
+        origins = self._find_origins() if context.mesh.sp > 1 else None
+        self._seeds = {seed.node: seed for seed in origins.seeds} if origins else {}
+        self._carriers = origins.carriers if origins else {}
+        """Nodes between the seeds and the queries: cut again if they became whole."""
 
-    def _find_seeds(self) -> tuple[Seed, ...]:
-        if self._context.allow_breaks and not attention_sites(self._program.graph):
+    def _find_origins(self) -> SequenceOrigins | None:
+        if self._context.allow_breaks and not has_attention(self._program.graph):
             self._decide(
                 "analysis", "seed", "", "nothing is cut in this piece",
                 "a piece of a broken program without attention: its inputs stay as they come",
                 rule="propagate",
             )  # fmt: skip
-            return ()
-        return find_seeds(self._program.graph)
+            return None
+        return find_origins(self._program.graph)
 
     def run(self) -> ShardedProgram:
         self._announce_seeds()
@@ -176,13 +192,18 @@ class _Walk:
         args: Any = map_aggregate(node.args, self._lookup)
         kwargs: Any = map_aggregate(node.kwargs, self._lookup)
         if node.target is operator.getitem:
-            return args[0][args[1]]
+            return self._begin(node, args[0][args[1]])
         if not isinstance(node.target, torch._ops.OpOverload):
             return self._state_change(node, args, kwargs)
         operation = Operation(node, args, kwargs, self._builder, self._redistribute, self._decide)
         if self._context.mesh.sp > 1:
             _refuse_randomness(operation)
-        if node in self._seeds:
+        if self._is_in_local_region(node):
+            region = self._regions[node]
+            rows = token_regions.emit(operation, region, self._local_order[region.sort])
+            self._check(node, rows)
+            return rows
+        if node in self._seeds and node.target is aten.embedding.default:
             operation = self._seeded(operation, self._seeds[node])
         is_whole = all(value.placement == REPLICATE for value in operation.values())
         if is_whole and operation.target is not AGREE:
@@ -190,7 +211,46 @@ class _Walk:
         else:
             result = self._sharded(operation)
         self._check(node, result)
-        return result
+        return self._begin(node, result)
+
+    def _is_in_local_region(self, node: Node) -> bool:
+        """Whether ``node`` is in a region whose tokens each rank sorts by itself."""
+        region = self._regions.get(node)
+        if region is None:
+            return False
+        ids = self._values[region.ids]
+        if region.sort is node and token_regions.is_local(ids):
+            self._local_order[node] = ids.placement
+            self._decide(
+                "applied", "experts", node.name, "each rank sorts its own tokens by expert",
+                "no row that leaves the region depends on another token",
+                rule="token_regions",
+            )  # fmt: skip
+        return region.sort in self._local_order
+
+    def _has_own_order(self, node: Node) -> bool:
+        region = self._regions.get(node)
+        return (
+            region is not None and region.sort in self._local_order and region.kinds[node] != "exit"
+        )
+
+    def _begin(self, node: Node, result: Any) -> Any:
+        """Cut a whole value where the sequence begins, or where a fallback made it whole."""
+        producer = node.args[0] if node.target is operator.getitem else node
+        along = self._carriers.get(node) if producer in self._gathered else None
+        if node in self._seeds:
+            along = self._seeds[node].along
+        if along is None or not _is_whole(result):
+            return result
+        cut = sequence_cut(along, self._context.mesh.sp)
+        reason = "the sequence begins here" if node in self._seeds else "the sequence goes on"
+        moved = redistribute(self._builder, result, cut, reason=reason)
+        self._decide(
+            "applied", "redistribute", node.name, f"{REPLICATE} -> {cut} of {result.node.name}",
+            reason, rule="redistribute",
+        )  # fmt: skip
+        self._check(node, moved)
+        return moved
 
     def _lookup(self, argument: Any) -> Any:
         return self._values[argument] if isinstance(argument, Node) else argument
@@ -202,7 +262,7 @@ class _Walk:
     def _seeded(self, operation: Operation, seed: Seed) -> Operation:
         """Cut the indices of a lookup where the sequence begins."""
         table, indices = operation.args[:2]
-        cut = self._sequence_cut(indices.shape, seed.dim)
+        cut = seed.cut(self._context.mesh.sp)
         moved = self._redistribute(indices, cut, "the sequence begins here", None)
         return replace(operation, args=(table, moved, *operation.args[2:]))
 
@@ -239,6 +299,7 @@ class _Walk:
         )
         cost = f"{gathered_bytes / 2**20:.1f} MiB whole on every rank"
         self._fallbacks[str(operation.target)] += 1
+        self._gathered.add(node)
         self._decide(
             "missed", "fallback", node.name, "all-gather the inputs, run replicated", why,
             rule="propagate.fallback",
@@ -369,13 +430,9 @@ class _Walk:
     def _decide(self, *args: Any, **kwargs: Any) -> None:
         self._context.decide(*args, **kwargs)
 
-    def _sequence_cut(self, shape: tuple[int, ...], dim: int) -> Shard:
-        cut = shard_dim(dim, shape[dim], self._context.mesh.sp, label=SEQUENCE_LABEL)
-        return cut
-
     def _announce_seeds(self) -> None:
         for seed in self._seeds.values():
-            cut = self._sequence_cut(shape_of(seed.node), seed.dim)
+            cut = seed.cut(self._context.mesh.sp)
             padding = f"; {cut.pad} padding rows" if cut.pad else ""
             self._decide(
                 "applied", "seed", seed.node.name, f"cut on dim {seed.dim}: {cut}",
@@ -392,7 +449,7 @@ class _Walk:
             if whole.placement != REPLICATE:  # the block that an earlier piece left
                 continue
             with self._builder.on_behalf_of(seed.node):
-                cut = self._sequence_cut(whole.shape, seed.dim)
+                cut = seed.cut(self._context.mesh.sp)
                 self._values[seed.node] = self._redistribute(
                     whole, cut, "the sequence begins here", None
                 )
@@ -436,7 +493,12 @@ class _Walk:
         more_values: dict[str, tuple[LocalValue, ...]] = {}
         for node, whole in self._values.items():
             copies = [
-                LocalValue(value.node.name, value.placement, value.shape)
+                LocalValue(
+                    value.node.name,
+                    value.placement,
+                    value.shape,
+                    comparable=not self._has_own_order(node),
+                )
                 for value in (whole, *self._blocks.get(node, ()))
                 if isinstance(value, Value) and value.node in alive
             ]

@@ -15,6 +15,7 @@ from autosp.sharding import (
     convolution,
     factories,
     formula,
+    handwritten,
     indexing,
     linear_algebra,
     loss,
@@ -46,6 +47,7 @@ RULES: dict[Any, RuleOrFormula] = {
     **attention.RULES,
     **mutation.RULES,
     **randomness.RULES,
+    **handwritten.RULES,
 }
 
 

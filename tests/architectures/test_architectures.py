@@ -1,0 +1,34 @@
+"""Every architecture of the table is as right, and as sharded, as the table says."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.support.architecture_check import outcome_of
+from tests.support.architecture_page import PAGE, verdicts_on
+from tests.support.architectures import ARCHITECTURES, Architecture
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES, ids=lambda row: row.name)
+def test_the_verdict_is_the_one_in_the_table(architecture: Architecture) -> None:
+    outcome = outcome_of(architecture.name)
+
+    assert outcome.verdict != "wrong", outcome.detail
+    assert outcome.verdict == architecture.verdict, (
+        f"update the table in tests/support/architectures.py and write the page again "
+        f"(python -m tests.support.architecture_page): {outcome}"
+    )
+    assert architecture.because in outcome.detail
+
+
+def test_the_page_says_what_the_table_says() -> None:
+    page = verdicts_on(PAGE.read_text(encoding="utf-8"))
+
+    assert page == {row.name: row.verdict for row in ARCHITECTURES}
+
+
+def test_names_are_unique_and_no_architecture_is_expected_to_be_wrong() -> None:
+    names = [row.name for row in ARCHITECTURES]
+
+    assert len(set(names)) == len(names) >= 45
+    assert all(row.verdict != "wrong" for row in ARCHITECTURES)
