@@ -144,7 +144,12 @@ def _trace(
     if functional:
         run = dispatch_functionalize(run, FunctionalTensorMode(pre_dispatch=True, export=True))
     # The backend's tracing context holds another fake mode than the placeholders: hide it.
-    with torch._guards.tracing(None), fake_mode, fx_traceback.preserve_node_meta():
+    with (
+        torch._guards.tracing(None),
+        fake_mode,
+        fx_traceback.preserve_node_meta(),
+        restored_modes(),
+    ):
         traced: GraphModule = make_fx(run, DECOMPOSITIONS, pre_dispatch=True)(*fakes)
     return traced
 
@@ -153,12 +158,23 @@ CHECKPOINT = torch.ops.higher_order.tag_activation_checkpoint
 
 
 class _Inlining(Interpreter):
-    """Runs the body of a checkpointed region in place."""
+    """Runs the body of a checkpointed region in place, and autocast regions under autocast."""
+
+    def __init__(self, module: GraphModule) -> None:
+        super().__init__(module)
+        self._entered: list[Any] = []
 
     def call_function(self, target: Any, args: Any, kwargs: Any) -> Any:
         if target is CHECKPOINT:
             return _Inlining(args[0]).run(*args[1:])
-        return super().call_function(target, args, kwargs)
+        result = super().call_function(target, args, kwargs)
+        # The tracer records the switch of autocast and does not execute it.
+        with torch._C.DisableTorchFunction():
+            if target is torch.amp.autocast_mode._enter_autocast:
+                self._entered.append(target(*args))
+            elif target is torch.amp.autocast_mode._exit_autocast:
+                target(self._entered.pop())
+        return result
 
 
 def _check_higher_order(module: GraphModule) -> int:

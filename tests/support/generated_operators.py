@@ -14,6 +14,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.utils.checkpoint import checkpoint
 
 Draw = Callable[..., Any]
 """``draw(choices)``: one of a sequence."""
@@ -316,6 +317,19 @@ def masked_in_place(x: Tensor, mask: Tensor) -> Tensor:
     return y
 
 
+def without_gradient(x: Tensor) -> Tensor:
+    with torch.no_grad():
+        return x.sin()
+
+
+def checkpointed(x: Tensor, dim: int) -> Tensor:
+    return checkpoint(lambda y: (y * y.softmax(dim)).sin(), x, use_reentrant=False)
+
+
+def one_hot(x: Tensor, classes: int) -> Tensor:
+    return F.one_hot(x % classes, classes)
+
+
 def looked_up(x: Tensor, table: Tensor) -> Tensor:
     return F.embedding(x % table.shape[0], table)
 
@@ -355,6 +369,7 @@ POINTWISE = {
     "times": _unary(lambda x, by: x * by, factor),
     "plus": _unary(lambda x, by: x + by, factor),
     "clamp": _unary(lambda x: x.clamp(-0.5, 0.7)),
+    "no_grad": _unary(without_gradient),
     "detach": _unary(torch.detach),
     "is_positive": _unary(lambda x: x > 0, delicate=True),
     "is_small": _unary(lambda x: x % 5 < 2, kind="int"),
@@ -401,6 +416,7 @@ ALONG = {
     "softmax": _unary(torch.softmax, one_dim),
     "log_softmax": _unary(torch.log_softmax, one_dim),
     "cumsum": _unary(torch.cumsum, one_dim, kind="any"),
+    "checkpoint": _unary(checkpointed, one_dim),
     "cumprod": _unary(lambda x, d: (x.cos() + 0.5).cumprod(d), one_dim),
     "logcumsumexp": _unary(torch.logcumsumexp, one_dim),
     "cummax": _unary(lambda x, d: x.cummax(d).values, one_dim, delicate=True),
@@ -441,6 +457,7 @@ VIEWS = {
     "cat": _binary(joined, joins, lambda draw, x: (draw(range(x.dim())),) if x.dim() else None),
     "index_select": _unary(picked, rows_to_pick, kind="any"),
     "index": _unary(picked_by_indexing, rows_to_pick, kind="any"),
+    "one_hot": _unary(one_hot, lambda draw, x: (draw((3, 4)),), kind="int"),
     "index_add": _unary(index_added, distinct_rows),
     "index_copy": _unary(index_copied, distinct_rows),
     "assign": _unary(assigned, bounds),

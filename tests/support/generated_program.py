@@ -24,6 +24,9 @@ MASKS = (
     "none", "causal", "causal_bool", "causal_float", "padding", "causal_padding", "window",
     "documents", "per_head",
 )  # fmt: skip
+INDEX_MASKS = ("none", "causal", "causal_bool", "causal_float", "window", "per_head")
+"""Those that do not look at the tokens."""
+INPUTS = ("ids", "ids_and_positions", "ids_and_slice", "floats")
 LABELS = ("all", "random", "one", "first_block", "last_block")
 LOSSES = (
     "sum", "outside", "mse", "cross_entropy", "shifted", "padded_shift", "summed", "per_token",
@@ -55,6 +58,10 @@ class GeneratedProgram:
     repeat_kv: bool = False
     """KV heads are repeated in the model; otherwise the attention is told to."""
     rotary: bool = False
+    inputs: str = "ids"
+    prefix: int = 0
+    """Learned rows that are put before the sequence for the attention."""
+    attends_again: bool = False
     before: tuple[Step, ...] = ()
     after: tuple[Step, ...] = ()
     loss: str = "sum"
@@ -62,6 +69,7 @@ class GeneratedProgram:
     tied: bool = True
     frozen: tuple[str, ...] = ()
     dtype: str = "float64"
+    autocast: bool = False
 
     @property
     def width(self) -> int:
@@ -95,12 +103,22 @@ class GeneratedModel(nn.Module):
                 name, nn.Parameter(values, requires_grad=name not in program.frozen)
             )
 
-    def forward(self, ids: Tensor, labels: Tensor) -> Any:
+    def forward(self, ids: Tensor, labels: Tensor, floats: Tensor) -> Any:
+        with torch.autocast("cpu", torch.bfloat16, enabled=self.program.autocast):
+            return self._forward(ids, labels, floats)
+
+    def _forward(self, ids: Tensor, labels: Tensor, floats: Tensor) -> Any:
         program = self.program
-        x = F.embedding(ids, self.embedding)
+        x = floats if program.inputs == "floats" else F.embedding(ids, self.embedding)
+        if program.inputs == "ids_and_positions":
+            x = x + F.embedding(torch.arange(ids.shape[1]), self.table)
+        if program.inputs == "ids_and_slice":
+            x = x + self.table[: ids.shape[1]]
         x, _ = self._body(program.before, x, ids)
-        x = x + self._attend(x, ids)
+        x = self._with_attention(x, ids)
         x, results = self._body(program.after, x, ids)
+        if program.attends_again:
+            x = self._with_attention(x, ids)
         if program.loss == "outside":
             return (x, *(r for r in results if r.is_floating_point()))
         if program.loss == "sum":
@@ -121,6 +139,14 @@ class GeneratedModel(nn.Module):
             x = absorb(x, result)
         return x, results
 
+    def _with_attention(self, x: Tensor, ids: Tensor) -> Tensor:
+        prefix = self.program.prefix
+        if not prefix:
+            return x + self._attend(x, ids)
+        rows = self.table[:prefix].to(x.dtype).expand(x.shape[0], -1, -1)
+        wide = torch.cat([rows, x], 1)
+        return (wide + self._attend(wide, ids))[:, prefix:]
+
     def _attend(self, x: Tensor, ids: Tensor) -> Tensor:
         program = self.program
         batch, length, width = x.shape
@@ -139,7 +165,7 @@ class GeneratedModel(nn.Module):
             grouped = False
         y = F.scaled_dot_product_attention(
             q, k, v,
-            attn_mask=attention_mask(program.mask, ids, program.heads, x.dtype),
+            attn_mask=attention_mask(program.mask, ids, length, program.heads, q.dtype),
             is_causal=program.mask == "causal",
             enable_gqa=grouped,
         )  # fmt: skip
@@ -237,9 +263,10 @@ def repeated_heads(x: Tensor, times: int) -> Tensor:
     return wide.reshape(batch, heads * times, length, size)
 
 
-def attention_mask(kind: str, ids: Tensor, heads: int, dtype: torch.dtype) -> Tensor | None:
+def attention_mask(
+    kind: str, ids: Tensor, length: int, heads: int, dtype: torch.dtype
+) -> Tensor | None:
     """True (or 0) where a query may look; every query may look at itself."""
-    batch, length = ids.shape
     index = torch.arange(length)
     q, k = index[:, None], index[None, :]
     match kind:
@@ -265,8 +292,8 @@ def attention_mask(kind: str, ids: Tensor, heads: int, dtype: torch.dtype) -> Te
             raise AssertionError(kind)
 
 
-def program_inputs(program: GeneratedProgram) -> tuple[Tensor, Tensor]:
-    """Ids that all differ, and labels of which some are ignored."""
+def program_inputs(program: GeneratedProgram) -> tuple[Tensor, Tensor, Tensor]:
+    """Ids that all differ, labels of which some are ignored, and floats."""
     generator = torch.Generator().manual_seed(1)
     shape = (program.batch, program.length)
     ids = torch.randperm(VOCABULARY, generator=generator)[: program.batch * program.length]
@@ -287,4 +314,5 @@ def program_inputs(program: GeneratedProgram) -> tuple[Tensor, Tensor]:
         case "last_block":
             labels[:, -block:] = -100
             labels[0, 1] = 3
-    return ids.view(shape), labels
+    floats = torch.randn(*shape, program.width, generator=generator, dtype=torch.float64)
+    return ids.view(shape), labels, floats.to(getattr(torch, program.dtype))

@@ -13,6 +13,8 @@ from torch import Tensor
 from autosp.sharding.attention import legal_sp_degrees
 from tests.support.generated_operators import OPERATORS, Draw, Operator
 from tests.support.generated_program import (
+    INDEX_MASKS,
+    INPUTS,
     LABELS,
     LONGEST,
     LOSSES,
@@ -22,6 +24,10 @@ from tests.support.generated_program import (
     body_inputs,
 )
 
+SETTINGS = (
+    "autocast", "dtype", "mask", "repeat_kv", "rotary", "prefix", "attends_again", "inputs",
+    "loss", "labels", "tied", "frozen",
+)  # fmt: skip
 MOST_ELEMENTS = 6000
 FROZEN = ("embedding", "query", "weight", "table", "scale")
 
@@ -45,21 +51,27 @@ def random_program(
     fitting = [n for n in range(1, heads + 1) if heads % n == 0]
     legal = [n for n in fitting if {*ranks} <= {*legal_sp_degrees(heads, n)}]
     dtype = one(("float64",) * 8 + ("float32", "bfloat16"))
+    autocast = dtype == "float32" and one((False, True))
+    prefix = one((0, 0, 0, 0, 1, 2, 3))
     program = GeneratedProgram(
         batch=one((1, 2, 3)),
         length=one(range(2, 14)),
         ranks=ranks,
         heads=heads,
-        kv_heads=one(legal * 6 + fitting),
+        kv_heads=one(legal * 20 + fitting),
         head_size=one((2, 4)),
-        mask=one(MASKS),
+        mask=one(INDEX_MASKS if prefix else MASKS),
         repeat_kv=one((False, True)),
         rotary=one((False, False, True)),
+        inputs=one(INPUTS),
+        prefix=prefix,
+        attends_again=one((False, False, False, True)),
         loss=one(LOSSES + ("sum", "outside") * 3),
         labels=one(LABELS),
         tied=one((True, False)),
         frozen=tuple(name for name in FROZEN if one((False,) * 7 + (True,))),
         dtype=dtype,
+        autocast=autocast,
     )
     exact = dtype == "float64"
     return replace(
@@ -89,7 +101,7 @@ def _simpler(program: GeneratedProgram) -> Iterator[GeneratedProgram]:
             if shorter is not None:
                 yield replace(program, **{body: shorter})
     default = GeneratedProgram()
-    for name in ("mask", "repeat_kv", "rotary", "loss", "labels", "tied", "frozen", "dtype"):
+    for name in SETTINGS:
         if getattr(program, name) != getattr(default, name):
             yield replace(program, **{name: getattr(default, name)})
     if program.kv_heads != program.heads:
