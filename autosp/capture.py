@@ -17,10 +17,11 @@ import torch.fx.traceback as fx_traceback
 from torch._ops import HigherOrderOperator
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch._subclasses.functional_tensor import FunctionalTensorMode, dispatch_functionalize
-from torch.fx import GraphModule, Interpreter, Node
+from torch.fx import GraphModule, Node
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.node import map_aggregate
 
+from autosp.autocast_regions import AutocastInterpreter
 from autosp.errors import AutoSPError, GraphBreakError, MutationError
 from autosp.graph import attribute_path, is_mutation, is_user_file, source_location
 from autosp.modes import restored_modes
@@ -144,12 +145,7 @@ def _trace(
     if functional:
         run = dispatch_functionalize(run, FunctionalTensorMode(pre_dispatch=True, export=True))
     # The backend's tracing context holds another fake mode than the placeholders: hide it.
-    with (
-        torch._guards.tracing(None),
-        fake_mode,
-        fx_traceback.preserve_node_meta(),
-        restored_modes(),
-    ):
+    with torch._guards.tracing(None), fake_mode, fx_traceback.preserve_node_meta():
         traced: GraphModule = make_fx(run, DECOMPOSITIONS, pre_dispatch=True)(*fakes)
     return traced
 
@@ -157,24 +153,13 @@ def _trace(
 CHECKPOINT = torch.ops.higher_order.tag_activation_checkpoint
 
 
-class _Inlining(Interpreter):
-    """Runs the body of a checkpointed region in place, and autocast regions under autocast."""
-
-    def __init__(self, module: GraphModule) -> None:
-        super().__init__(module)
-        self._entered: list[Any] = []
+class _Inlining(AutocastInterpreter):
+    """Runs the body of a checkpointed region in place."""
 
     def call_function(self, target: Any, args: Any, kwargs: Any) -> Any:
         if target is CHECKPOINT:
             return _Inlining(args[0]).run(*args[1:])
-        result = super().call_function(target, args, kwargs)
-        # The tracer records the switch of autocast and does not execute it.
-        with torch._C.DisableTorchFunction():
-            if target is torch.amp.autocast_mode._enter_autocast:
-                self._entered.append(target(*args))
-            elif target is torch.amp.autocast_mode._exit_autocast:
-                target(self._entered.pop())
-        return result
+        return super().call_function(target, args, kwargs)
 
 
 def _check_higher_order(module: GraphModule) -> int:

@@ -24,6 +24,10 @@ from tests.support.generated_program import (
     body_inputs,
 )
 
+LAYOUTS = (
+    (2, (2,)), (6, (2, 3)), (6, (2, 3)), (4, (2, 4)), (8, (2, 4)), (12, (3, 4)), (12, (2, 3, 4)),
+)  # fmt: skip
+"""Numbers of heads with numbers of ranks that they fit."""
 SETTINGS = (
     "autocast", "dtype", "mask", "repeat_kv", "rotary", "prefix", "attends_again", "inputs",
     "loss", "labels", "tied", "frozen",
@@ -47,7 +51,7 @@ def programs(
 def random_program(
     one: Draw, operators: Mapping[str, Operator], most_steps: int
 ) -> GeneratedProgram:
-    heads, ranks = one(((2, (2,)), (6, (2, 3)), (4, (2, 4)), (12, (3, 4)), (8, (2, 4)), (3, (3,))))
+    heads, ranks = one(LAYOUTS)
     fitting = [n for n in range(1, heads + 1) if heads % n == 0]
     legal = [n for n in fitting if {*ranks} <= {*legal_sp_degrees(heads, n)}]
     dtype = one(("float64",) * 8 + ("float32", "bfloat16"))
