@@ -18,10 +18,11 @@ import torch.fx.traceback as fx_traceback
 from torch._ops import HigherOrderOperator
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch._subclasses.functional_tensor import FunctionalTensorMode, dispatch_functionalize
-from torch.fx import GraphModule, Interpreter, Node
+from torch.fx import GraphModule, Node
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.node import map_aggregate
 
+from autosp.autocast_regions import AutocastInterpreter
 from autosp.checkpoint_regions import CHECKPOINT, CheckpointRegion, region_of
 from autosp.errors import AutoSPError, GraphBreakError
 from autosp.events import SourceLocation
@@ -245,7 +246,7 @@ def _of_its_own(value: Any, *, requires_grad: bool) -> Any:
     return value.detach().requires_grad_(requires_grad)
 
 
-class _Inlining(Interpreter):
+class _Inlining(AutocastInterpreter):
     """Runs the body of a checkpointed region in place; its nodes know the region."""
 
     def __init__(
