@@ -134,7 +134,9 @@ def _by_sharded_indices(
 ) -> Value:
     """A table read at sharded indices: the result is cut like them."""
     known = [item for item in indices if item is not None]
-    lead = next(item for item in known if isinstance(item.placement, Shard))
+    lead = next((item for item in known if isinstance(item.placement, Shard)), None)
+    if lead is None:
+        raise NoRule("lookup in a partial table")
     cut = cut_of(lead)
     dim = cut.dim + width - len(lead.shape)
 

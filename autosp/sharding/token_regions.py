@@ -25,7 +25,7 @@ from autosp.graph import is_operator, shape_of, tensor_of
 from autosp.placement import REPLICATE, Shard
 from autosp.sharding.builder import Value
 from autosp.sharding.operation import Operation, normalise_dim
-from autosp.sharding.pointwise import is_pointwise
+from autosp.sharding.pointwise import CASTS, is_pointwise
 
 aten = torch.ops.aten
 
@@ -39,7 +39,8 @@ Kind = Literal["order", "quotient", "rows", "counts", "blank", "inverse", "exit"
 """
 
 COUNTERS = (aten.histc.default, aten.bincount.default)
-OF_COUNTS = (aten.cumsum.default,)
+OF_COUNTS = (aten.cumsum.default, *CASTS)
+"""Nothing else: a cap on the rows of an expert would make a token depend on others."""
 GROUPED_PRODUCTS = ("_grouped_mm", "grouped_mm", "grouped_mm_fallback")
 """By name: a library may register its own."""
 SPLITS = (aten.split.Tensor, aten.split.sizes, aten.split_with_sizes.default, aten.chunk.default)
@@ -103,18 +104,17 @@ def _kind(node: Node, region: TokenRegion) -> Kind | None:
     if is_operator(node, aten.index_put.default):
         return _kind_of_inverse(node, kinds, region)
     if inputs == {"counts"}:
-        keeps = is_operator(node, *OF_COUNTS) or is_pointwise(node.target)
-        return "counts" if keeps else None
+        return "counts" if is_operator(node, *OF_COUNTS) else None
     if "rows" not in inputs or not inputs <= {"rows", "counts"}:
         return None
     if is_operator(node, *COUNTERS):
-        return "counts"
+        return "counts" if len(node.all_input_nodes) == 1 else None
     return "rows" if _works_by_row(node, kinds, region) else None
 
 
 def _kind_of_lookup(node: Node, kinds: Mapping[Any, Kind], region: TokenRegion) -> Kind | None:
-    source, indices = node.args[0], node.args[1]
-    assert isinstance(source, Node) and isinstance(indices, (list, tuple))
+    source: Any = node.args[0]
+    indices: Any = node.args[1]
     if len(indices) != 1 or not isinstance(indices[0], Node):
         return None
     of_source, of_index = kinds.get(source), kinds.get(indices[0])
@@ -142,8 +142,9 @@ def _kind_of_order(node: Node) -> Kind | None:
 
 def _kind_of_inverse(node: Node, kinds: Mapping[Any, Kind], region: TokenRegion) -> Kind | None:
     """``blank[order] = arange(N)``."""
-    target, indices, numbers = node.args[:3]
-    assert isinstance(target, Node) and isinstance(indices, (list, tuple))
+    target: Any = node.args[0]
+    indices: Any = node.args[1]
+    numbers: Any = node.args[2]
     ordered = len(indices) == 1 and kinds.get(indices[0]) == "order"
     counted = isinstance(numbers, Node) and is_operator(numbers, aten.arange.default)
     complete = counted and numbers.args == (region.num_rows,)
@@ -159,7 +160,9 @@ def _works_by_row(node: Node, kinds: Mapping[Any, Kind], region: TokenRegion) ->
     num_dims = max(len(shape_of(n)) for n in kinds if tensor_of(n) is not None)
     if is_pointwise(node.target):
         return all(
-            n in kinds or len(shape_of(n)) < num_dims or shape_of(n)[0] == 1
+            n in kinds
+            or len(shape_of(n)) < num_dims
+            or (len(shape_of(n)) == num_dims and shape_of(n)[0] == 1)
             for n in node.all_input_nodes
             if tensor_of(n) is not None
         ) and all(len(shape_of(n)) == num_dims for n in kinds)

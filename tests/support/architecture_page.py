@@ -24,8 +24,8 @@ page is written by `python -m tests.support.architecture_page`; a test fails whe
 changes.
 
 Each model computes its own loss for {BATCH} rows of {LENGTH} tokens, which
-{RANKS[0]} and {RANKS[1]} ranks do not divide. The lock-step oracle compares every value and every cotangent of the ranks with
-the model's own.
+{RANKS[0]} and {RANKS[1]} ranks do not divide. The lock-step oracle compares every value
+and every cotangent of the ranks with the model's own.
 
 | verdict | means |
 |---|---|
