@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from functools import partial
+from typing import Any
+from unittest.mock import patch
 
 import torch
 
@@ -18,6 +21,7 @@ from tests.support.gloo_cases import (
     verification,
 )
 from tests.support.programs import SmallModel
+from tests.support.wrapped import Adapted, PartlyInHalf, Tied
 
 
 def decoder(call: Call, *, length: int) -> Subject:
@@ -44,6 +48,76 @@ CHECKPOINTED: dict[str, Case] = {
     ),
     "nested": verification(partial(decoder, nested, length=9), ranks=2),
     "selective": verification(partial(decoder, selectively, length=9), ranks=2),
+}
+
+
+def wrapped(kind: Callable[..., Decoder]) -> Case:
+    return verification(partial(_wrapped, kind), ranks=2)
+
+
+def _wrapped(kind: Callable[..., Decoder]) -> Subject:
+    torch.manual_seed(0)
+    ids, labels = tokens(2, 9)
+    return Subject(kind(dtype=torch.float64), kwargs={"input_ids": ids, "labels": labels})
+
+
+WRAPPED: dict[str, Case] = {kind.__name__: wrapped(kind) for kind in (Adapted, Tied)}
+
+
+def under_autocast(kind: Callable[..., Decoder], *, around: bool, inner: str = "eager") -> Case:
+    return partial(_under_autocast, kind, around, inner)
+
+
+def _under_autocast(kind: Callable[..., Decoder], around: bool, inner: str) -> dict[str, float]:
+    """Distances from the eager step under the same autocast, and its own from float32."""
+    ids, labels = tokens(2, 9)
+
+    def step(model: torch.nn.Module, run: Any, enabled: bool) -> tuple[float, torch.Tensor]:
+        with torch.autocast("cpu", torch.bfloat16, enabled=enabled):
+            loss = run(ids, labels)
+        loss.backward()
+        autosp.average_gradients(model.parameters())
+        gradients = [p.grad.flatten() for p in model.parameters() if p.grad is not None]
+        return float(loss.detach()), torch.cat(gradients).double()
+
+    def made() -> Decoder:
+        torch.manual_seed(0)
+        return kind(dtype=torch.float32)
+
+    eager, own, precise = made(), made(), made()
+    loss, gradients = step(eager, eager, around)
+    found, found_gradients = step(own, autosp.compile(own, inner=inner), around)
+    with without_autocast():
+        exact, exact_gradients = step(precise, precise, False)
+    return {
+        "loss": abs(found - loss),
+        "gradients": float((found_gradients - gradients).norm()),
+        "noise of the loss": abs(loss - exact),
+        "noise of the gradients": float((gradients - exact_gradients).norm()),
+    }
+
+
+def without_autocast() -> AbstractContextManager[Any]:
+    """Regions of autocast inside do nothing."""
+
+    def disabled(device: str, *args: Any, **kwargs: Any) -> Any:
+        del args, kwargs
+        return original(device, enabled=False)
+
+    original = torch.autocast
+    return patch.object(torch, "autocast", disabled)
+
+
+def checkpointed_decoder(dtype: torch.dtype) -> Decoder:
+    return Decoder(checkpointed, dtype=dtype)
+
+
+AUTOCAST: dict[str, Case] = {
+    "region": under_autocast(PartlyInHalf, around=False),
+    "region inside one around": under_autocast(PartlyInHalf, around=True),
+    "around": under_autocast(checkpointed_decoder, around=True),
+    "around adapters": under_autocast(Adapted, around=True),
+    "around, inductor": under_autocast(Tied, around=True, inner="inductor"),
 }
 
 
