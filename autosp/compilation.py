@@ -20,6 +20,7 @@ from torch.fx._lazy_graph_module import _use_lazy_graph_module
 from torch.utils._pytree import tree_leaves
 
 from autosp.capture import CapturedProgram, GraphInput, capture
+from autosp.collective_order import collectives_stay_apart
 from autosp.cost.step import CompiledStep
 from autosp.events import GraphSnapshot
 from autosp.graph import is_view, output_node, tensor_of
@@ -175,7 +176,8 @@ def compile_graphs(
         with context.running("partition", description, {"partitioner": partitioner}) as index:
             if inner is not None:
                 inner.prepare_joint(joint)
-            forward, backward = PARTITIONERS[partitioner](joint, joint_inputs, **options)
+            with collectives_stay_apart():
+                forward, backward = PARTITIONERS[partitioner](joint, joint_inputs, **options)
             # The default partitioner leaves a dead copy of the forward in the backward.
             if backward.graph.eliminate_dead_code():
                 backward.recompile()

@@ -133,7 +133,7 @@ def communicate(
             if splits is None:
                 splits = [[tensor.shape[0] // num_ranks] * num_ranks for tensor in sent]
             blocks = [
-                tensor.split(list(sizes)) for tensor, sizes in zip(sent, splits, strict=True)
+                torch.split(tensor, list(sizes)) for tensor, sizes in zip(sent, splits, strict=True)
             ]
             return [
                 torch.cat([blocks[sender][receiver] for sender in range(num_ranks)])

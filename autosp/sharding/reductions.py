@@ -198,7 +198,9 @@ def _first_owner(op: Operation, values: Node, positions: Node, dim: int, largest
     worse = op.emit(aten.lt.Tensor if largest else aten.gt.Tensor, values, top)
     if values.meta["val"].dtype.is_floating_point:
         top_is_nan, is_nan = op.emit(aten.isnan.default, top), op.emit(aten.isnan.default, values)
-        number = op.emit(aten.logical_and.default, top_is_nan, op.emit(aten.logical_not.default, is_nan))
+        number = op.emit(
+            aten.logical_and.default, top_is_nan, op.emit(aten.logical_not.default, is_nan)
+        )
         worse = op.emit(aten.logical_or.default, worse, number)
     last = torch.iinfo(torch.int64).max
     return op.emit(
@@ -251,7 +253,11 @@ def old_norm(op: Operation) -> Formula:
     function = torch.linalg.vector_norm
     return Formula(
         lambda x: function(
-            x, 2 if order is None else order, reduced_dims(op), keeps_dims(op), dtype=op.output.dtype
+            x,
+            2 if order is None else order,
+            reduced_dims(op),
+            keeps_dims(op),
+            dtype=op.output.dtype,
         ),
         (op.args[0],),
     )
@@ -266,7 +272,9 @@ def spread(op: Operation) -> Formula:
     if named_argument(op, "unbiased") is False:
         correction = 0
     dims = reduced_dims(op)
-    degrees = max(prod(source.shape[d] for d in dims) - (1 if correction is None else correction), 0)
+    degrees = max(
+        prod(source.shape[d] for d in dims) - (1 if correction is None else correction), 0
+    )
     name = op.target._schema.name
 
     def function(x: torch.Tensor) -> Any:
@@ -325,9 +333,7 @@ def total_of_numbers(op: Operation) -> Formula:
     )
 
 
-LARGEST = frozenset(
-    {aten.amax.default, aten.max.default, aten.max.dim, aten.argmax.default}
-)
+LARGEST = frozenset({aten.amax.default, aten.max.default, aten.max.dim, aten.argmax.default})
 
 RULES: dict[Any, Reducer] = {
     target: off_the_cut(along)

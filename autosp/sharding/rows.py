@@ -112,9 +112,7 @@ def _positions_in_atom(op: Operation, value: Value, cut: Shard) -> Node:
 
 
 def _range(op: Operation, value: Value, start: int, end: int) -> Node:
-    return op.emit(
-        aten.arange.start, start, end, dtype=torch.int64, device=value.local.device
-    )
+    return op.emit(aten.arange.start, start, end, dtype=torch.int64, device=value.local.device)
 
 
 def _on_dim(value: Value, dim: int) -> list[int]:

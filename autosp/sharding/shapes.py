@@ -24,9 +24,7 @@ def repeat(op: Operation) -> Value | Formula:
     if times == 1:
         return op.result(op.same(), cut.on_dim(cut.dim + new))
     others = [1 if dim == new + cut.dim else count for dim, count in enumerate(repeats)]
-    return Formula(
-        lambda x: torch.cat([x.repeat(others)] * times, new + cut.dim), (source,)
-    )
+    return Formula(lambda x: torch.cat([x.repeat(others)] * times, new + cut.dim), (source,))
 
 
 def triangle(op: Operation) -> Value:

@@ -111,7 +111,8 @@ def expand(op: Operation) -> Value:
         raise NoRule("expand of a partial tensor")
     moved = placement.on_dim(placement.dim + len(op.shape) - len(source.shape))
     if op.shape[moved.dim] != source.shape[placement.dim]:
-        raise NoRule("expansion of the sharded dim")
+        whole = op.replicate(source, "one row, repeated")
+        return op.result(op.emit(aten.expand.default, whole, list(op.shape)), REPLICATE)
     sizes = list(local_shape(op.shape, moved, op.num_ranks))
     return op.result(op.emit(aten.expand.default, source, sizes), moved)
 
@@ -208,7 +209,9 @@ def stack(op: Operation) -> Value:
 def _join(op: Operation, *, stacked: bool) -> Value:
     parts: list[Value] = list(op.args[0])
     dim = normalise_dim(op.argument(1, "dim", 0), len(op.shape))
-    if not stacked and any(isinstance(p.placement, Shard) and p.placement.dim == dim for p in parts):
+    if not stacked and any(
+        isinstance(p.placement, Shard) and p.placement.dim == dim for p in parts
+    ):
         return join_cut(op, parts, dim)
     lead = next((p.placement for p in parts if isinstance(p.placement, Shard)), None)
     if lead is None:

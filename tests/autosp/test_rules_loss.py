@@ -154,7 +154,10 @@ def test_losses_of_elements(reduction):
             F.huber_loss(x, target, reduction=reduction, delta=0.3),
             F.binary_cross_entropy(probability, target.sigmoid().detach(), reduction=reduction),
             F.binary_cross_entropy_with_logits(
-                x, (target > 0).to(x.dtype), pos_weight=model.bias.detach().exp(), reduction=reduction
+                x,
+                (target > 0).to(x.dtype),
+                pos_weight=model.bias.detach().exp(),
+                reduction=reduction,
             ),
             F.soft_margin_loss(x, target.sign().detach(), reduction=reduction),
             F.kl_div(x.log_softmax(-1), target.softmax(-1), reduction=reduction),
