@@ -129,12 +129,15 @@ def _traced(formula: Formula) -> GraphModule:
     return program
 
 
-def _trace(run: Callable[..., Any], tensors: list[torch.Tensor], mode: FakeTensorMode) -> Any:
+def _trace(
+    run: Callable[..., Any], tensors: list[torch.Tensor], mode: FakeTensorMode
+) -> GraphModule:
     constants_allowed, mode.allow_non_fake_inputs = mode.allow_non_fake_inputs, True
     try:
         # A backend's tracing context would bring a fake mode of its own.
         with torch._guards.tracing(None), mode:
-            return make_fx(run, pre_dispatch=True)(*tensors)
+            program: GraphModule = make_fx(run, pre_dispatch=True)(*tensors)
+            return program
     finally:
         mode.allow_non_fake_inputs = constants_allowed
 
