@@ -85,9 +85,7 @@ def fetch(
     if window.length != known:
         with builder.role("slice"):
             rows = builder.emit(aten.slice.Tensor, rows, cut.dim, first, first + window.length)
-    if fill is None or not _needs_fill(window, fill, cut, builder.num_ranks):
-        return rows
-    return _filled(builder, rows, value, cut, window, fill)
+    return rows if fill is None else filled(builder, rows, value, cut, window, fill)
 
 
 def _with_neighbours(
@@ -148,14 +146,13 @@ def _exchanged(
         return builder.emit(functional.wait_tensor.default, started)
 
 
-def _needs_fill(window: Window, fill: Fill, cut: Shard, num_ranks: int) -> bool:
-    last = window.begin(num_ranks - 1) + window.length
-    return window.start < 0 or (fill.end > cut.atom and last > cut.atom)
-
-
-def _filled(
+def filled(
     builder: ProgramBuilder, node: Node, value: Value, cut: Shard, window: Window, fill: Fill
 ) -> Node:
+    """The window's rows, with ``fill`` where it says so."""
+    last = window.begin(builder.num_ranks - 1) + window.length
+    if window.start >= 0 and (fill.end <= cut.atom or last <= cut.atom):
+        return node
     begin = window.begin(builder.rank)
     with builder.role("pack", "rows outside the sequence"):
         position = builder.emit(

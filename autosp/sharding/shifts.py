@@ -15,7 +15,7 @@ from torch.fx import Node
 from autosp.placement import PARTIAL_SUM, REPLICATE, Shard
 from autosp.sharding.builder import Value
 from autosp.sharding.formula import Formula
-from autosp.sharding.halo import Fill, TooFar, Window, fetch, is_plain
+from autosp.sharding.halo import Fill, TooFar, Window, fetch, filled, is_plain
 from autosp.sharding.lookups import rows_at
 from autosp.sharding.operation import NoRule, Operation, normalise_dim
 from autosp.sharding.rows import cut_of
@@ -70,19 +70,31 @@ def fetched(op: Operation, source: Value, window: Window, fill: Fill | None = No
         return fetch(op.builder, source, window, fill=fill)
     except TooFar as why:
         whole = op.replicate(source, str(why))
-    cut, begin = cut_of(source), window.begin(op.builder.rank)
-    position = op.emit(aten.arange.start, begin, begin + window.length, device=source.local.device)
-    inside = op.emit(aten.clamp.default, position, 0, cut.atom - 1)
-    rows = op.emit(aten.index_select.default, whole, cut.dim, inside)
+    cut = cut_of(source)
+    rows = _window_of_whole(op, whole, cut.dim, window)
     if fill is None:
         return rows
-    before = op.emit(aten.lt.Scalar, position, 0)
-    after = op.emit(aten.ge.Scalar, position, cut.atom)
-    after = op.emit(aten.logical_and.default, after, op.emit(aten.lt.Scalar, position, fill.end))
-    shape = [1] * len(source.shape)
-    shape[cut.dim] = -1
-    outside = op.emit(aten.reshape.default, op.emit(aten.logical_or.default, before, after), shape)
-    return op.emit(aten.where.ScalarSelf, outside, fill.value, rows)
+    return filled(op.builder, rows, source, cut, window, fill)
+
+
+def _window_of_whole(op: Operation, whole: Value, dim: int, window: Window) -> Node:
+    """A rank's window of rows that it holds all of; edge rows stand outside the sequence."""
+    size = whole.shape[dim]
+    front = max(-window.begin(0), 0)
+    last = window.begin(op.num_ranks - 1) + window.length
+    node = whole.node
+    if front or last > size:
+
+        def copies(row: int, count: int) -> Node:
+            edge = op.emit(aten.slice.Tensor, whole, dim, row, row + 1)
+            sizes = list(whole.shape)
+            sizes[dim] = count
+            return op.emit(aten.expand.default, edge, sizes)
+
+        around = [copies(0, front), node, copies(size - 1, max(last - size, 0))]
+        node = op.emit(aten.cat.default, [n for n in around if n.meta["val"].shape[dim]], dim)
+    first = window.begin(op.builder.rank) + front
+    return op.emit(aten.slice.Tensor, node, dim, first, first + window.length)
 
 
 def check_plain(source: Value) -> None:
@@ -156,7 +168,7 @@ def join_cut(op: Operation, parts: list[Value], dim: int) -> Value:
     for part in parts:
         if part.shape[dim] == 0 or len(part.shape) != len(op.shape):
             continue
-        rows = _rows_of_part(op, part, dim, offset, block, position)
+        rows = _rows_of_part(op, part, dim, offset, block)
         if rows.meta["val"].dtype != op.output.dtype:
             rows = op.emit(aten.to.dtype, rows, op.output.dtype)
         joined = rows if joined is None else _from(op, position, offset, rows, joined, dim)
@@ -170,16 +182,12 @@ def _is_cut_on(part: Value, dim: int) -> bool:
     return isinstance(part.placement, Shard) and part.placement.dim == dim
 
 
-def _rows_of_part(
-    op: Operation, part: Value, dim: int, offset: int, block: int, position: Node
-) -> Node:
+def _rows_of_part(op: Operation, part: Value, dim: int, offset: int, block: int) -> Node:
     """This rank's rows of the joined tensor, right where they come from ``part``."""
     if _is_cut_on(part, dim):
         return fetched(op, part, Window(-offset, block, block))
     part = op.redistribute(part, REPLICATE, "a part that every rank needs some rows of")
-    moved = op.emit(aten.sub.Scalar, position, offset)
-    inside = op.emit(aten.clamp.default, moved, 0, part.shape[dim] - 1)
-    return op.emit(aten.index_select.default, part, dim, inside)
+    return _window_of_whole(op, part, dim, Window(-offset, block, block))
 
 
 def _from(op: Operation, position: Node, offset: int, rows: Node, before: Node, dim: int) -> Node:

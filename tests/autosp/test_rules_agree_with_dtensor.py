@@ -74,6 +74,9 @@ IDS = T((4, 8), torch.long, 4)
 
 MEAN = ("P(sum)", "a sum of shares of the mean, so that padding rows are left out")
 TAIL = ("S(1)", "the blocks stay where they are and the rows that are dropped become padding")
+MOVES = "rows that change ranks move to their neighbour; nothing is gathered"
+STATISTICS = "only statistics of the rows are exchanged; nothing is gathered"
+OWNER = "the rank that owns a row contributes it, the others zero"
 
 CASES = (
     Case(aten.sin.default, (X,)),
@@ -101,13 +104,13 @@ CASES = (
     Case(aten.view.default, (X, (32, 6))),
     Case(aten.reshape.default, (X, (4, 48))),
     Case(aten.slice.Tensor, (X, 1, 0, 4), differs=((1, TAIL),)),
-    Case(aten.slice.Tensor, (X, 2, 2, 6)),
-    Case(aten.select.int, (X, 1, 3)),
-    Case(aten.split.Tensor, (X, 4, 1)),
-    Case(aten.split.Tensor, (X, 3, 2)),
+    Case(aten.slice.Tensor, (X, 2, 2, 6), differs=((2, ("S(2)", MOVES)),)),
+    Case(aten.select.int, (X, 1, 3), differs=((1, ("P(sum)", OWNER)),)),
+    Case(aten.split.Tensor, (X, 4, 1), differs=((1, ("S(1)", MOVES)),)),
+    Case(aten.split.Tensor, (X, 3, 2), differs=((2, ("S(2)", MOVES)),)),
     Case(aten.unbind.int, (T((4, 8, 3)), 2)),
-    Case(aten.cat.default, ([X, X], 2)),
-    Case(aten.cat.default, ([X, X], 2), together=True),
+    Case(aten.cat.default, ([X, X], 2), differs=((2, ("S(2)", MOVES)),)),
+    Case(aten.cat.default, ([X, X], 2), together=True, differs=((2, ("S(2)", MOVES)),)),
     Case(aten.stack.default, ([X, X], 1), together=True),
     Case(aten.linear.default, (X, T((5, 6)), T((5,))), gathers=(2,)),
     Case(aten.mm.default, (T((8, 6)), T((6, 4))), gathers=(1,)),
@@ -115,10 +118,10 @@ CASES = (
     Case(aten.addmm.default, (T((4,)), T((8, 6)), T((6, 4))), cut=1, gathers=(1,)),
     Case(aten.bmm.default, (X, T((4, 6, 2))), gathers=(0, 2)),
     Case(aten.matmul.default, (X, T((6, 4))), gathers=(2,)),
-    Case(aten.layer_norm.default, (X, (6,))),
-    Case(aten.softmax.int, (X, 2)),
-    Case(aten.log_softmax.int, (X, 1)),
-    Case(aten.cumsum.default, (X, 1)),
+    Case(aten.layer_norm.default, (X, (6,)), differs=((2, ("S(2)", STATISTICS)),)),
+    Case(aten.softmax.int, (X, 2), differs=((2, ("S(2)", STATISTICS)),)),
+    Case(aten.log_softmax.int, (X, 1), differs=((1, ("S(1)", STATISTICS)),)),
+    Case(aten.cumsum.default, (X, 1), differs=((1, ("S(1)", STATISTICS)),)),
     Case(aten.sum.default, (X,)),
     Case(aten.sum.dim_IntList, (X, [1])),
     Case(aten.sum.dim_IntList, (X, [0, 2], True)),
@@ -126,14 +129,20 @@ CASES = (
     Case(aten.mean.default, (X,), differs=((0, MEAN), (1, MEAN), (2, MEAN))),
     Case(aten.amax.default, (X, [2]), gathers=(2,)),
     Case(aten.argmax.default, (X, 2)),
-    Case(aten.var.correction, (X, [2])),
+    Case(aten.var.correction, (X, [2]), differs=((2, ("P(sum)", STATISTICS)),)),
     Case(aten.logsumexp.default, (X, [2])),
     Case(aten.linalg_vector_norm.default, (X, 2, [2]), gathers=(2,)),
     Case(aten.topk.default, (X, 2, 2)),
     Case(aten.sort.default, (X, 2)),
     Case(aten.flip.default, (X, [2])),
     Case(aten.embedding.default, (T((10, 6)), IDS), cut=1),
-    Case(aten.gather.default, (T((4, 8)), 1, IDS), together=True, gathers=(0, 1)),
+    Case(
+        aten.gather.default,
+        (T((4, 8)), 1, IDS),
+        together=True,
+        gathers=(0,),
+        differs=((1, ("P(sum)", OWNER)),),
+    ),
 )
 
 

@@ -64,3 +64,64 @@ def test_a_pooled_vector_is_multiplied_with_every_token():
         return x * pooled[:, None], (x @ pooled[:, :, None]).view(x.shape[0], -1)
 
     assert_right(SmallModel(after=body), max_fallbacks=None)
+
+
+def test_products_that_sum_over_the_sequence_are_partial():
+    def body(model, x):
+        batch, length, _ = x.shape
+        heads = x.view(batch, length, 12, 2).transpose(1, 2)
+        flat = heads.reshape(batch * 12, length, 2)
+        state, small = heads.mT @ heads, model.weight[:2, :2].expand(batch * 12, 2, 2)
+        return (
+            state.sin(),
+            (heads @ state).cos(),
+            torch.bmm(flat, torch.bmm(flat.mT, flat)).sin(),
+            torch.baddbmm(small, flat.mT, flat, beta=0.5).cos(),
+            torch.addmm(model.bias, x.flatten(0, 1), model.weight, alpha=2).sin(),
+            torch.nn.functional.linear(x.mT, model.positions[0, :length].mT).sin(),
+        )
+
+    assert_right(SmallModel(after=body))
+
+
+def test_einsum_is_the_products_that_it_consists_of():
+    def body(model, x):
+        heads = x.view(*x.shape[:2], 12, 2)
+        return (
+            torch.einsum("bshd,bthd->bhst", heads, heads).sin(),
+            torch.einsum("bshd,hde->bse", heads, model.weight.view(12, 2, 24)).sin(),
+            torch.einsum("bsd,bse->bde", x, x.cos()).sin(),
+            torch.einsum("bsd,bsd->bs", x, x).sin(),
+            torch.einsum("bsd->bd", x).sin(),
+            torch.einsum("bshd,bshe->bshde", heads, heads).sin(),
+        )
+
+    assert_right(SmallModel(after=body))
+
+
+def test_pooling_by_one_query_and_triangles_of_scores():
+    def body(model, x):
+        query = model.bias[None, None].expand(x.shape[0], -1, -1)
+        scores = torch.einsum("bsd,btd->bst", x, x)
+        return (
+            ((query @ x.mT).softmax(-1) @ x).sin(),
+            (scores.tril().softmax(-1) @ x).sin(),
+            scores.triu(1).sin() + scores.mT.tril(-1).cos(),
+        )
+
+    assert_right(SmallModel(after=body))
+
+
+def test_repetition():
+    def body(model, x):
+        return (
+            x.repeat(1, 1, 2).sin(),
+            x.repeat(2, 1, 1, 1).cos(),
+            x.repeat_interleave(2, -1).sin(),
+            x.repeat_interleave(2, 1).cos(),
+            x.tile(1, 2, 1).sin(),
+            torch.nn.functional.glu(x, -1).sin(),
+            x.view(*x.shape[:2], 4, 6).diagonal(dim1=2, dim2=3).sin(),
+        )
+
+    assert_right(SmallModel(after=body))
