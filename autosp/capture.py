@@ -18,10 +18,11 @@ import torch.fx.traceback as fx_traceback
 from torch._ops import HigherOrderOperator
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch._subclasses.functional_tensor import FunctionalTensorMode, dispatch_functionalize
-from torch.fx import GraphModule, Interpreter, Node
+from torch.fx import GraphModule, Node
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.node import map_aggregate
 
+from autosp.autocast_regions import AutocastInterpreter
 from autosp.checkpoint_regions import CHECKPOINT, CheckpointRegion, region_of
 from autosp.errors import AutoSPError, GraphBreakError
 from autosp.events import SourceLocation
@@ -30,7 +31,12 @@ from autosp.modes import restored_modes
 from autosp.placement import Shard
 from autosp.promises import drop_promises
 from autosp.runtime.gathered import GatheredOnUse
-from autosp.writes import end_with_writes, refuse_mutations, written_inputs
+from autosp.writes import (
+    end_with_writes,
+    leaves_stay_as_they_are,
+    refuse_mutations,
+    written_inputs,
+)
 
 InputKind = Literal["parameter", "buffer", "input"]
 
@@ -85,9 +91,12 @@ def capture(module: GraphModule, *, allow_breaks: bool = False) -> CapturedProgr
     placeholders = [node for node in module.graph.nodes if node.op == "placeholder"]
     given = [node.meta["example_value"] for node in placeholders]
     fake_mode = _fake_mode_of(given)
-    with torch._guards.tracing(None), fake_mode:
-        fakes = [_static(_whole(value)) for value in given]
     inputs = describe_inputs(module)
+    with torch._guards.tracing(None), fake_mode:
+        fakes = [
+            _of_its_own(_static(_whole(value)), requires_grad=graph_input.trainable)
+            for value, graph_input in zip(given, inputs, strict=True)
+        ]
     program, checkpoints = _trace(module, fakes, fake_mode)
     _name_inputs(program, inputs)
     writes: tuple[str, ...] = ()
@@ -220,20 +229,24 @@ def _trace(
         function = dispatch_functionalize(run_and_return_written, mode)
     # The backend's tracing context holds another fake mode than the placeholders: hide it.
     with torch._guards.tracing(None), fake_mode, fx_traceback.preserve_node_meta():
-        traced: GraphModule = make_fx(function, DECOMPOSITIONS, pre_dispatch=True)(
-            *map(_of_its_own, fakes)
-        )
+        own = [_of_its_own(fake, requires_grad=_needs_gradient(fake)) for fake in fakes]
+        with leaves_stay_as_they_are():
+            traced: GraphModule = make_fx(function, DECOMPOSITIONS, pre_dispatch=True)(*own)
     return traced, tuple(checkpoints)
 
 
-def _of_its_own(value: Any) -> Any:
-    """The same memory as another tensor: tracing a write must not change the original."""
+def _needs_gradient(value: Any) -> bool:
+    return isinstance(value, torch.Tensor) and value.requires_grad
+
+
+def _of_its_own(value: Any, *, requires_grad: bool) -> Any:
+    """The same memory as another tensor: a traced write changes what autograd knows of it."""
     if not isinstance(value, torch.Tensor):
         return value
-    return value.detach().requires_grad_(value.requires_grad)
+    return value.detach().requires_grad_(requires_grad)
 
 
-class _Inlining(Interpreter):
+class _Inlining(AutocastInterpreter):
     """Runs the body of a checkpointed region in place; its nodes know the region."""
 
     def __init__(
@@ -386,8 +399,12 @@ def _graph_input(node: Node) -> GraphInput:
     raw_name = getattr(source, "name", None)
     raw_name = raw_name() if callable(raw_name) else raw_name
     raw_name = raw_name if isinstance(raw_name, str) else node.name
-    carrier = example.local if isinstance(example, GatheredOnUse) else example
-    trainable = isinstance(carrier, torch.Tensor) and carrier.requires_grad
+    # Where the forward writes to an input, dynamo's own trace has changed the example.
+    before = getattr(argument, "example", None)
+    carrier = before if isinstance(before, torch.Tensor) else example
+    if isinstance(carrier, GatheredOnUse):
+        carrier = carrier.local
+    trainable = _needs_gradient(carrier)
     kind: InputKind = "input"
     if (
         "_parameters[" in raw_name

@@ -23,12 +23,14 @@ from torch.utils._pytree import tree_leaves
 from autosp.capture import CapturedProgram, GraphInput, capture, graph_break_after
 from autosp.checkpoint_regions import no_states_of_unused_generators, tag_regions
 from autosp.checkpoint_report import decide_regions
+from autosp.collective_order import collectives_stay_apart
 from autosp.cost.step import CompiledStep
 from autosp.events import Finding, GraphSnapshot
-from autosp.graph import is_view, output_node, tensor_of
+from autosp.graph import is_view, is_write, output_node, tensor_of
 from autosp.inner import InnerCompiler
 from autosp.outputs import OutputPlan, plan_outputs
 from autosp.passes import PROGRAM_PASSES
+from autosp.passes.keyed_randomness import random_keys
 from autosp.passes.shard import Shard
 from autosp.pipeline import PassContext, run_passes
 from autosp.records import (
@@ -37,8 +39,10 @@ from autosp.records import (
     snapshot_rank_program,
     snapshot_user_program,
 )
+from autosp.runtime.keyed_random import draw_keys
 from autosp.sharding.propagate import ShardedProgram
 from autosp.verify import verify_program
+from autosp.writes import drop_unread_copies, keep_old_values
 
 PartitionerName = Literal["min-cut", "default"]
 PARTITIONERS: dict[str, Callable[..., tuple[GraphModule, GraphModule]]] = {
@@ -62,6 +66,14 @@ class RankCompilation:
     view: ProgramView
     context: PassContext
     graphs: Graphs = field(default_factory=lambda: Graphs())
+
+    def draw_random_keys(self) -> tuple[torch.Tensor, ...]:
+        """The inputs of one step that the user does not give: none, or its random keys."""
+        keys = random_keys(self.captured.program.graph)
+        if keys is None:
+            return ()
+        fake, mesh = keys.meta["val"], self.context.mesh
+        return (draw_keys(len(fake), dp_rank=mesh.rank // mesh.sp, device=fake.device),)
 
 
 @dataclass(slots=True)
@@ -138,7 +150,19 @@ def lower_captured(
         snapshot=lambda p, c: snapshot_user_program(p, c.current_pass),
         verify=lambda p, name: verify_program(p, name),
     )
-    return _shard(captured, program, context)
+    return _shard(_with_random_keys(captured, program), program, context)
+
+
+def _with_random_keys(captured: CapturedProgram, program: GraphModule) -> CapturedProgram:
+    """The input that the passes added for random numbers, if they did."""
+    keys = random_keys(program.graph)
+    if keys is None:
+        return captured
+    return replace(
+        captured,
+        inputs=(*captured.inputs, keys.meta["autosp_input"]),
+        fake_inputs=(*captured.fake_inputs, keys.meta["val"]),
+    )
 
 
 def _report_break(module: GraphModule, context: PassContext) -> None:
@@ -232,8 +256,10 @@ def compile_graphs(
             if inner is not None:
                 inner.prepare_joint(joint)
             tag_regions(joint, compilation.captured.checkpoints)
-            with no_states_of_unused_generators():
+            copies = keep_old_values(joint, _written_inputs(compilation, joint))
+            with no_states_of_unused_generators(), collectives_stay_apart():
                 forward, backward = PARTITIONERS[partitioner](joint, joint_inputs, **options)
+            drop_unread_copies(forward, copies)
             # The default partitioner leaves a dead copy of the forward in the backward.
             if backward.graph.eliminate_dead_code():
                 backward.recompile()
@@ -271,6 +297,15 @@ def compile_graphs(
             keep_inference_input_mutations=True,
         )
     return compiled
+
+
+def _written_inputs(compilation: RankCompilation, joint: GraphModule) -> list[Node]:
+    """The placeholders of the joint graph to which the program writes."""
+    given = compilation.sharded.program.graph.find_nodes(op="placeholder")
+    placeholders = joint.graph.find_nodes(op="placeholder")
+    primals = [node for node in placeholders if not node.name.startswith("tangents")]
+    own = primals[len(primals) - len(given) :]  # constants of the program come first
+    return [n for n, g in zip(own, given, strict=True) if any(is_write(u) for u in g.users)]
 
 
 class _PassState:

@@ -7,7 +7,6 @@ ranks, because their programs differ in slice positions alone.
 from __future__ import annotations
 
 import gc
-import logging
 import re
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -40,6 +39,7 @@ from autosp.events import Finding, Recorder, RunFinished, RunStarted, SilentReco
 from autosp.findings import check_compilation
 from autosp.graph import WRAPPER_ATTRIBUTE, is_user_file
 from autosp.hardware import Device
+from autosp.loggers import quiet_loggers
 from autosp.loss_of import LossOfOutput
 from autosp.mesh import Mesh
 from autosp.output_hooks import HINT, MODULE, install_output_hooks
@@ -319,18 +319,3 @@ def data_dependent(why: Exception) -> GraphBreakError:
 
 def _first_line(error: BaseException) -> str:
     return next((line.strip() for line in str(error).splitlines() if line.strip()), "")
-
-
-class quiet_loggers:  # noqa: N801  used like a function
-    """Let dynamo skip ``logger.warning_once`` in a forward (transformers uses it)."""
-
-    def __enter__(self) -> None:
-        ignored = torch._dynamo.config.ignore_logging_functions
-        method = getattr(logging.Logger, "warning_once", None)
-        self._added = method if method is not None and method not in ignored else None
-        if self._added is not None:
-            ignored.add(self._added)
-
-    def __exit__(self, *details: object) -> None:
-        if self._added is not None:
-            torch._dynamo.config.ignore_logging_functions.discard(self._added)

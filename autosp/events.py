@@ -230,6 +230,10 @@ class Finding:
     module: str = ""
     source: SourceLocation | None = None
     hint: str = ""
+    cost_bytes: int | None = None
+    """Bytes on a rank that it costs, where it costs any."""
+    cost_ns: int | None = None
+    """Estimated time of a step that it costs."""
 
 
 class NodeCost(NamedTuple):

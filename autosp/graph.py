@@ -199,11 +199,12 @@ def source_location(node: Node) -> SourceLocation | None:
     trace = node.meta.get("stack_trace") or node.meta.get("fwd_source_trace")
     if not trace:
         return None
-    return _parse_trace(trace)
+    return parse_trace(trace)
 
 
 @lru_cache(maxsize=16_384)
-def _parse_trace(trace: str) -> SourceLocation | None:
+def parse_trace(trace: str) -> SourceLocation | None:
+    """The innermost line of a printed stack that is not torch's or ours."""
     frames = _FRAME.findall(trace)
     for file, line, function in reversed(frames):
         if not is_user_file(file):

@@ -23,8 +23,10 @@ from autosp.compilation import (
 )
 from autosp.errors import AutoSPError
 from autosp.events import Recorder, RunStarted, SilentRecorder
+from autosp.findings import check_compilation
 from autosp.graph import WRAPPER_ATTRIBUTE
 from autosp.inner import InnerCompiler, inner_compiler
+from autosp.loggers import skip_warnings_once
 from autosp.mesh import Mesh
 from autosp.outputs import OutputLeaf
 from autosp.pipeline import PassContext
@@ -73,22 +75,33 @@ class Backend:
         with unprinted_graphs():
             compilation = lower_to_rank(module, self._context)
             self.compilations.append(compilation)
+            with torch.random.fork_rng(devices=[]):  # only its shape counts
+                keys = compilation.draw_random_keys()
             compiled = compile_graphs(
                 compilation,
-                [_block(value) for value in example_inputs],
+                [*map(_block, example_inputs), *keys],
                 inner=self._inner,
                 partitioner=self._partitioner,
             )
+        if self._context.wants_graphs:
+            self._check(compilation)
         takes_blocks = any(given.cut is not None for given in compilation.captured.inputs)
-        if not compilation.outputs.any_sharded and not takes_blocks:
+        if not compilation.outputs.any_sharded and not takes_blocks and not keys:
             return compiled
         leaves, group = compilation.outputs.leaves, self._group.group
 
         def run(*arguments: Any) -> Any:
-            results = compiled(*map(_block, arguments))
+            results = compiled(*map(_block, arguments), *compilation.draw_random_keys())
             return [_leave(r, leaf, group) for r, leaf in zip(results, leaves, strict=True)]
 
         return run
+
+    def _check(self, compilation: RankCompilation) -> None:
+        """Tell an observer what the checks find; those that need an estimate have none."""
+        description = "did sequence parallelism happen, and is it right"
+        with self._context.running("check", description, {}):
+            for finding in check_compilation(compilation, None):
+                self._context.find(finding)
 
 
 def _block(value: Any) -> Any:
@@ -150,6 +163,7 @@ def backend(
         raise AutoSPError(
             f"unknown partitioner {partitioner!r}", hint=f"Choose {' or '.join(PARTITIONERS)}"
         )
+    skip_warnings_once()  # dynamo traces before it calls a backend
     return Backend(
         join_mesh(mesh),
         inner=inner,

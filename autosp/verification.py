@@ -7,6 +7,9 @@
 ``build`` is called once in each process, with the same random numbers everywhere; what it
 returns has ``module``, ``args`` and ``kwargs`` (the inputs of the *whole* batch). It must
 be picklable: a function of a module, or a ``functools.partial`` of one.
+
+A model that draws random numbers (dropout) is compared with its compiled program on one rank,
+for torch's own numbers depend on the order in which they are drawn.
 """
 
 from __future__ import annotations
@@ -20,14 +23,18 @@ import torch.distributed as dist
 from torch.utils._pytree import tree_map
 
 from autosp.errors import AutoSPError, MeshError
+from autosp.events import SilentRecorder
 from autosp.graph import tensor_of
+from autosp.loggers import quiet_loggers
 from autosp.loss_of import own_loss, sum_of_outputs
 from autosp.mesh import Mesh
 from autosp.oracle import check_module
-from autosp.runtime.groups import average_gradients
+from autosp.runtime.groups import RankGroup, average_gradients
 from autosp.torch_backend import Backend, backend
 from autosp.verification_processes import TIMEOUT_S, run_on_ranks
 from autosp.verification_report import (
+    COMPILED_REFERENCE,
+    EAGER_REFERENCE,
     GRADIENT_FLOOR,
     TOLERANCES,
     UPCAST_TOLERANCE,
@@ -71,6 +78,8 @@ class VerifyRequest:
     """SGD steps after which the parameters are compared, too."""
     regulariser: float = 0.0
     """Times the sum of squared parameters: added to the loss outside the compiled model."""
+    random_seed: int = 0
+    """Of dropout and other random operators."""
 
     def __post_init__(self) -> None:
         if self.dtype not in TOLERANCES:
@@ -79,6 +88,10 @@ class VerifyRequest:
             )
         if self.dp < 1 or self.ranks % self.dp:
             raise MeshError(f"{self.ranks} ranks cannot form {self.dp} data-parallel groups")
+
+    def seed_of(self, step: int) -> int:
+        """Seed of torch's generator before a forward, for random operators."""
+        return self.random_seed + step
 
     @property
     def mesh(self) -> Mesh:
@@ -121,7 +134,8 @@ def verify_on_this_rank(request: VerifyRequest) -> VerifyReport | None:
     compiled, entry = _train_compiled(request)
     if dist.get_rank() != 0:
         return None
-    reference = _train_reference(request)
+    is_random = any(compilation.draw_random_keys() for compilation in entry.compilations)
+    reference = _train_reference(request, compiled=is_random)
     tolerance = TOLERANCES[request.dtype]
     upcasts = request.dtype == "float64" and _computes_in_float32(entry)
     wrong_gradients = _gradient_errors(reference, compiled)
@@ -134,6 +148,7 @@ def verify_on_this_rank(request: VerifyRequest) -> VerifyReport | None:
         tolerance=tolerance,
         loss_tolerance=UPCAST_TOLERANCE if upcasts else tolerance,
         parameter_error=_parameter_error(reference, compiled) if request.steps else None,
+        reference=COMPILED_REFERENCE if is_random else EAGER_REFERENCE,
     )
     return report if report.ok else _explained(report, request)
 
@@ -162,7 +177,8 @@ def _train_compiled(request: VerifyRequest) -> tuple[_Training, Backend]:
     group = dist.get_rank() // request.mesh.sp
     args, kwargs = _share_of_batch(subject, group, request.dp)
 
-    def backward() -> float:
+    def backward(step: int) -> float:
+        torch.manual_seed(request.seed_of(step))
         loss = _loss(compiled(*args, **kwargs), subject.module, request)
         loss.backward()  # type: ignore[no-untyped-call]
         average_gradients(subject.module.parameters())
@@ -173,14 +189,26 @@ def _train_compiled(request: VerifyRequest) -> tuple[_Training, Backend]:
     return _train(subject.module, backward, request.steps), entry
 
 
-def _train_reference(request: VerifyRequest) -> _Training:
-    subject = request.build()
-    shares = [_share_of_batch(subject, group, request.dp) for group in range(request.dp)]
+def _train_reference(request: VerifyRequest, *, compiled: bool) -> _Training:
+    """Train in this process alone.
 
-    def backward() -> float:
+    Args:
+        compiled: as the program of one rank instead of the eager model: random operators draw
+            other numbers there, and only keyed ones can be compared.
+    """
+    subject = request.build()
+    torch._dynamo.reset()
+    shares = [_share_of_batch(subject, group, request.dp) for group in range(request.dp)]
+    models = [
+        _compiled_on_one_rank(subject.module, request, group) if compiled else subject.module
+        for group in range(request.dp)
+    ]
+
+    def backward(step: int) -> float:
         total = 0.0
-        for args, kwargs in shares:
-            loss = _loss(subject.module(*args, **kwargs), subject.module, request)
+        for model, (args, kwargs) in zip(models, shares, strict=True):
+            torch.manual_seed(request.seed_of(step))
+            loss = _loss(model(*args, **kwargs), subject.module, request)
             (loss / request.dp).backward()  # type: ignore[no-untyped-call]
             total += float(loss.detach()) / request.dp
         return total
@@ -188,15 +216,34 @@ def _train_reference(request: VerifyRequest) -> _Training:
     return _train(subject.module, backward, request.steps)
 
 
-def _train(module: torch.nn.Module, backward: Callable[[], float], steps: int) -> _Training:
+def _compiled_on_one_rank(
+    module: torch.nn.Module, request: VerifyRequest, group: int
+) -> Callable[..., Any]:
+    """The program of the only rank of data-parallel group ``group``; it communicates nothing."""
+    alone = RankGroup(Mesh(sp=1, dp=request.dp, rank=group), dist.group.WORLD)
+    entry = Backend(
+        alone,
+        inner=request.inner,
+        partitioner=request.partitioner,
+        recorder=SilentRecorder(),
+        padding_fill="last",
+    )
+    compiled: Callable[..., Any] = torch.compile(
+        module, backend=entry, fullgraph=True, dynamic=False
+    )
+    return compiled
+
+
+def _train(module: torch.nn.Module, backward: Callable[[int], float], steps: int) -> _Training:
     named = {name: p for name, p in module.named_parameters() if p.requires_grad}
-    loss = backward()
+    with quiet_loggers():
+        loss = backward(0)
     gradients = {
         name: torch.zeros_like(p) if p.grad is None else p.grad.clone() for name, p in named.items()
     }
     for step in range(steps):
         if step:
-            backward()
+            backward(step)
         with torch.no_grad():
             for parameter in named.values():
                 if parameter.grad is not None:
@@ -271,4 +318,9 @@ def _explained(report: VerifyReport, request: VerifyRequest) -> VerifyReport:
     found = check_module(subject.module, args, kwargs, num_ranks=request.mesh.sp).first_wrong
     if found is None:
         return replace(report, first_wrong_detail="the oracle finds every node right")
-    return replace(report, first_wrong_node=found.name, first_wrong_detail=str(found))
+    return replace(
+        report,
+        first_wrong_node=found.name,
+        first_wrong_detail=str(found),
+        first_wrong=found.as_dict(),
+    )

@@ -15,6 +15,12 @@ UPCAST_TOLERANCE = 1e-6
 PARAMETER_TOLERANCES = {"float64": 1e-10, "float32": 1e-4}
 """For the parameters after the optimizer steps."""
 
+EAGER_REFERENCE = "the eager model in one process"
+COMPILED_REFERENCE = (
+    "the compiled program on one rank with the same seed: the model draws random numbers "
+    "(dropout), and those of eager operators depend on the order of the draws"
+)
+
 GRADIENT_FLOOR = 1e-3
 """A gradient smaller than this share of the model's largest is compared with the share."""
 
@@ -28,7 +34,7 @@ class GradientError:
 
 @dataclass(frozen=True, slots=True)
 class VerifyReport:
-    """The compiled program on real processes against the single-process eager model."""
+    """The compiled program on real processes against a single process."""
 
     ranks: int
     dtype: str
@@ -42,6 +48,10 @@ class VerifyReport:
     first_wrong_node: str | None = None
     """From the oracle, if something is wrong and the oracle sees it."""
     first_wrong_detail: str | None = None
+    first_wrong: Mapping[str, Any] | None = None
+    """The same field by field: quantity, operator, placement, place in the source, values."""
+    reference: str = EAGER_REFERENCE
+    """What ``loss_reference`` and the gradients are compared with."""
 
     @property
     def loss_error(self) -> float:
@@ -69,6 +79,7 @@ class VerifyReport:
         return {
             "ranks": self.ranks,
             "dtype": self.dtype,
+            "reference": self.reference,
             "loss": {
                 "reference": self.loss_reference,
                 "compiled": self.loss_compiled,
@@ -81,5 +92,6 @@ class VerifyReport:
             "parameter_error": self.parameter_error,
             "first_wrong_node": self.first_wrong_node,
             "first_wrong_detail": self.first_wrong_detail,
+            "first_wrong": self.first_wrong,
             "ok": self.ok,
         }

@@ -8,14 +8,17 @@ must be the same on all ranks: one that is sharded is gathered, one that is part
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch.fx import GraphModule, Node
+from torch.utils.checkpoint import CheckpointPolicy
 
+from autosp.checkpoint_regions import TAG
 from autosp.errors import MutationError
-from autosp.graph import is_mutation, is_write, meta_of, output_node, source_location
+from autosp.graph import is_mutation, is_write, meta_of, output_node, parse_trace, source_location
 
 aten = torch.ops.aten
 
@@ -121,6 +124,27 @@ def refuse_mutations(program: GraphModule) -> None:
             )
 
 
+@contextmanager
+def leaves_stay_as_they_are() -> Iterator[None]:
+    """Tracing inside refuses a write to a tensor that needs a gradient, in the user's words.
+
+    Raises:
+        MutationError: instead of torch's own error.
+    """
+    try:
+        yield
+    except RuntimeError as error:
+        if "a leaf Variable that requires grad" not in str(error):
+            raise
+        where = parse_trace(str(error))
+        raise MutationError(
+            "the forward writes in place to a tensor that needs a gradient",
+            where=f"{where.file}:{where.line}" if where else "",
+            hint="A buffer that was given a value with a gradient keeps the graph of an earlier "
+            "step: detach() what is written to it",
+        ) from error
+
+
 def mutation_error(node: Node, written: str, hint: str) -> MutationError:
     where = source_location(node)
     return MutationError(
@@ -132,3 +156,44 @@ def mutation_error(node: Node, written: str, hint: str) -> MutationError:
 
 def _storage(value: torch.Tensor) -> Any:
     return value.untyped_storage()._cdata
+
+
+def keep_old_values(joint: GraphModule, inputs: Sequence[Node]) -> dict[str, str]:
+    """Let the backward read what written inputs held before: a copy that is never recomputed.
+
+    The partition would otherwise save the input itself, which has its new value by then.
+
+    Args:
+        inputs: the placeholders of the joint graph that are written.
+
+    Returns:
+        Name of each copy -> name of its input.
+    """
+    copies: dict[str, str] = {}
+    for given in inputs:
+        readers = [user for user in given.users if not is_write(user)]
+        if not readers:
+            continue
+        first = next(node for node in joint.graph.nodes if node.op != "placeholder")
+        with joint.graph.inserting_before(first):
+            copy = joint.graph.call_function(aten.clone.default, (given,))
+        copy.meta.update(given.meta)
+        copy.meta["partitioner_tag"] = "is_forward"
+        copy.meta[TAG] = CheckpointPolicy.MUST_SAVE
+        for reader in readers:
+            reader.replace_input_with(given, copy)
+        copies[copy.name] = given.name
+    joint.recompile()
+    return copies
+
+
+def drop_unread_copies(forward: GraphModule, copies: Mapping[str, str]) -> None:
+    """Read the input itself where the backward turned out not to need its copy."""
+    nodes = {node.name: node for node in forward.graph.nodes}
+    output = output_node(forward.graph)
+    for name, given in copies.items():
+        copy = nodes.get(name)
+        if copy is not None and output not in copy.users:
+            copy.replace_all_uses_with(nodes[given])
+            forward.graph.erase_node(copy)
+    forward.recompile()

@@ -14,6 +14,7 @@ from torch.utils._pytree import tree_leaves
 from autosp.capture import CapturedProgram, capture
 from autosp.errors import AutoSPError
 from autosp.graph import local_tag, module_path, output_node, shape_of, source_location
+from autosp.loggers import quiet_loggers
 from autosp.mesh import Mesh
 from autosp.oracle.combine import combine_cotangents, combine_values, cut_blocks
 from autosp.oracle.compare import Difference, coarsest_tolerance, difference, largest
@@ -21,14 +22,20 @@ from autosp.oracle.lockstep import RankValues, run_ranks, run_whole
 from autosp.oracle.report import OracleReport, Quantity, WrongNode
 from autosp.output_hooks import install_output_hooks
 from autosp.passes import PROGRAM_PASSES
+from autosp.passes.keyed_randomness import KeyedRandomness, random_keys
 from autosp.pipeline import Pass, PassContext
 from autosp.placement import REPLICATE, Placement, Shard
+from autosp.runtime.keyed_random import draw_keys
 from autosp.sharding.propagate import LocalValue, ShardedProgram, shard
 
 FILLS = ("last", "first")
 
 COTANGENT_SEED = 20240229
 """Seed of the random cotangents of programs that return no scalar loss."""
+
+
+RANDOM_KEYS_SEED = 20240301
+"""Seed of the keys of random operators."""
 
 
 def check_program(
@@ -43,8 +50,8 @@ def check_program(
 ) -> OracleReport:
     """Compile ``program`` for ``num_ranks`` ranks and prove it against itself.
 
-    The passes run too: the reference is the program *before* them. ``program`` is not
-    changed.
+    The passes run too: the reference is the program *before* them, but for random operators,
+    which are in their keyed form in both. ``program`` is not changed.
 
     Args:
         program: the captured pre-dispatch graph; its nodes carry fake values.
@@ -60,6 +67,7 @@ def check_program(
     """
     tolerance = coarsest_tolerance(program) if tolerance is None else tolerance
     fake_mode = _fake_mode(program, captured)
+    program, inputs = _with_keyed_randomness(program, inputs)
     reference = _Reference.of(program, inputs)
     by_fill: dict[str, RankRun] = {}
     counts: Counter[Quantity] = Counter()
@@ -161,7 +169,8 @@ def with_captured(
     torch._dynamo.reset()
     compiled = torch.compile(module, backend=backend, fullgraph=True, dynamic=False)
     try:
-        compiled(*args, **kwargs)
+        with quiet_loggers():
+            compiled(*args, **kwargs)
     except torch._dynamo.exc.BackendCompilerFailed as failure:
         if isinstance(failure.inner_exception, AutoSPError):
             raise failure.inner_exception from None
@@ -328,6 +337,23 @@ def _compile(
                 shard(rewritten, PassContext(Mesh(sp=num_ranks, rank=rank), padding_fill=fill))
                 for rank in range(num_ranks)
             ]
+
+
+def _with_keyed_randomness(
+    program: GraphModule, inputs: Sequence[Any]
+) -> tuple[GraphModule, Sequence[Any]]:
+    """The program whose random numbers do not depend on who computes them, and their keys.
+
+    Only that can be compared: torch's own numbers depend on the order of the draws.
+    """
+    keyed = KeyedRandomness().run(_copy(program), PassContext(Mesh(sp=1)))
+    keys = random_keys(keyed.graph)
+    if keys is None:
+        return program, inputs
+    fake = keys.meta["val"]
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(RANDOM_KEYS_SEED)
+        return keyed, (*inputs, draw_keys(len(fake), dp_rank=0, device=fake.device))
 
 
 def _copy(program: GraphModule) -> GraphModule:

@@ -142,7 +142,9 @@ def communicate(
         case "all_to_all":
             if splits is None:
                 splits = [[tensor.shape[0] // num_ranks] * num_ranks for tensor in sent]
-            blocks = [tensor.split(list(sizes)) for tensor, sizes in zip(sent, splits, strict=True)]
+            blocks = [
+                torch.split(tensor, list(sizes)) for tensor, sizes in zip(sent, splits, strict=True)
+            ]
             return [
                 torch.cat([blocks[sender][receiver] for sender in range(num_ranks)])
                 for receiver in range(num_ranks)

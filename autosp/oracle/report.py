@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from autosp.events import SourceLocation
 
@@ -33,6 +34,24 @@ class WrongNode:
     actual: tuple[float, ...]
     """... and what the ranks' parts give there."""
     detail: str = ""
+
+    def as_dict(self) -> Mapping[str, Any]:
+        """Plain data for a report."""
+        source = self.source
+        return {
+            "node": self.name,
+            "quantity": self.quantity,
+            "operator": self.operator,
+            "placement": self.placement,
+            "module": self.module,
+            "source": f"{source.file}:{source.line}" if source else None,
+            "source_text": source.text if source else "",
+            "rel_error": self.max_rel_error,
+            "expected": list(self.expected),
+            "actual": list(self.actual),
+            "padding_fill": self.padding_fill,
+            "detail": self.detail,
+        }
 
     def __str__(self) -> str:
         line = f" at {self.source.file}:{self.source.line}" if self.source else ""

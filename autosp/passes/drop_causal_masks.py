@@ -51,8 +51,8 @@ def _replace(site: Node) -> None:
     """attn_mask=None, is_causal=True."""
     dropout = site.args[4] if len(site.args) > 4 else site.kwargs.get("dropout_p", 0.0)
     site.args = (*site.args[:3], None, dropout, True)
-    keep = ("scale", "enable_gqa")
-    site.kwargs = {key: value for key, value in site.kwargs.items() if key in keep}
+    replaced = ("attn_mask", "dropout_p", "is_causal")
+    site.kwargs = {key: value for key, value in site.kwargs.items() if key not in replaced}
 
 
 def _already_free(site: Node, context: PassContext) -> None:

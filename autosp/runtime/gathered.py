@@ -61,8 +61,22 @@ def own_block(whole: torch.Tensor, cut: Shard, num_ranks: int, rank: int) -> tor
     return result.reshape(*shape[:dim], cut.outer * block * inner, *shape[dim + 1 :])
 
 
+def sum_blocks(whole: torch.Tensor, cut: Shard, group: Any) -> torch.Tensor:
+    """This rank's block of the sum of what the ranks hold; padding rows are zero."""
+    num_ranks = dist.get_world_size(group)
+    sent = torch.cat([own_block(whole, cut, num_ranks, rank)[None] for rank in range(num_ranks)])
+    received = torch.empty_like(sent[0])
+    dist.reduce_scatter_tensor(received, sent.flatten(0, 1), group=group)
+    return received
+
+
 class _Gather(torch.autograd.Function):
-    """Blocks -> whole. Backward: own block of the cotangent, times P (mean convention)."""
+    """Blocks -> whole. Backward: own block of the sum of all ranks' cotangents.
+
+    Code outside that is replicated gives every rank the same cotangent: P times its block is
+    the mean convention. A second compiled region gives each rank the cotangents of its own
+    block, already times P: only their sum is the whole.
+    """
 
     @staticmethod
     def forward(ctx: Any, local: torch.Tensor, cut: Shard, size: int, group: Any) -> torch.Tensor:
@@ -72,8 +86,7 @@ class _Gather(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *cotangents: torch.Tensor) -> Any:
         cut, group = ctx.details
-        num_ranks, rank = dist.get_world_size(group), dist.get_rank(group)
-        return own_block(cotangents[0], cut, num_ranks, rank) * num_ranks, None, None, None
+        return sum_blocks(cotangents[0], cut, group), None, None, None
 
 
 class _NoGradient(torch.autograd.Function):

@@ -46,7 +46,7 @@ def join_mesh(mesh: Mesh | DeviceMesh | None) -> RankGroup:
         )
     world_size, rank = dist.get_world_size(), dist.get_rank()
     if isinstance(mesh, DeviceMesh):
-        return _from_device_mesh(mesh, rank)
+        return _from_device_mesh(mesh, rank, world_size)
     if mesh is None:
         mesh = Mesh(sp=world_size)
     if mesh.world_size != world_size:
@@ -62,12 +62,18 @@ def join_mesh(mesh: Mesh | DeviceMesh | None) -> RankGroup:
     return RankGroup(mesh, group)
 
 
-def _from_device_mesh(device_mesh: DeviceMesh, rank: int) -> RankGroup:
+def _from_device_mesh(device_mesh: DeviceMesh, rank: int, world_size: int) -> RankGroup:
     names = device_mesh.mesh_dim_names or ()
     if "sp" not in names or not set(names) <= {"dp", "sp"}:
         raise MeshError(
             f"the DeviceMesh has the dims {list(names)}",
             hint='Name them ("dp", "sp") or ("sp",)',
+        )
+    if device_mesh.size() != world_size:
+        raise MeshError(
+            f"the DeviceMesh covers {device_mesh.size()} of {world_size} processes",
+            hint="Gradients are averaged over all processes: pass the whole mesh, with a dp dim "
+            "beside sp, not a slice of it",
         )
     sizes = {name: device_mesh.size(index) for index, name in enumerate(names)}
     mesh = Mesh(sp=sizes["sp"], dp=sizes.get("dp", 1), rank=0)

@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import torch
 
-from autosp.errors import HeadCountError, RandomnessError
+from autosp.errors import HeadCountError
 from autosp.events import Alternative
 from autosp.graph import source_location
 from autosp.placement import REPLICATE, Shard, shard_dim
+from autosp.runtime import keyed_random
 from autosp.sharding.builder import Value
 from autosp.sharding.operation import NoRule, Operation, RuleTable
+from autosp.sharding.randomness import attention_dropout
 
 aten = torch.ops.aten
 
@@ -29,7 +31,6 @@ def scaled_dot_product(op: Operation) -> Value:
         raise NoRule("attention that is not [batch, heads, sequence, head size]")
     if not isinstance(cut, Shard) or cut.dim != SEQUENCE_DIM:
         raise NoRule(f"attention whose query is placed {cut}, not sharded on its sequence dim")
-    _refuse_dropout(op)
     check_head_counts(op, query.shape[HEAD_DIM], key.shape[HEAD_DIM])
 
     reason = "attention needs the whole sequence: sequence shards -> head shards"
@@ -39,16 +40,17 @@ def scaled_dot_product(op: Operation) -> Value:
     ]
     mask = _local_mask(op, query.shape[HEAD_DIM])
     gqa = heads[0].local.shape[HEAD_DIM] != heads[1].local.shape[HEAD_DIM]
+    head_placement = Shard(HEAD_DIM, query.shape[HEAD_DIM], label="head")
     node = op.emit(
         op.target,
         *heads,
         mask,
-        0.0,
+        op.argument(4, "dropout_p", 0.0),
         bool(op.argument(5, "is_causal", False)),
         scale=op.kwargs.get("scale"),
         enable_gqa=gqa,
+        **attention_dropout(op, head_placement),
     )
-    head_placement = Shard(HEAD_DIM, query.shape[HEAD_DIM], label="head")
     op.builder.amend(node, placement=head_placement, global_shape=op.shape)
     _explain(op, query, key)
     output = Value(node, head_placement, op.shape)
@@ -77,17 +79,6 @@ def check_head_counts(op: Operation, num_heads: int, num_kv_heads: int) -> None:
         where=f"{where.file}:{where.line}" if where else "",
         hint=f"Ulysses can use SP degree {', '.join(map(str, legal))}",
     )
-
-
-def _refuse_dropout(op: Operation) -> None:
-    dropout = op.argument(4, "dropout_p", 0.0)
-    if dropout:
-        where = source_location(op.node)
-        raise RandomnessError(
-            f"attention dropout p={dropout} would differ between the ranks",
-            where=f"{where.file}:{where.line}" if where else "",
-            hint="Set the attention dropout to 0, or call model.eval()",
-        )
 
 
 def _head_cut(op: Operation, tensor: Value) -> Shard:
@@ -150,4 +141,6 @@ def _explain(op: Operation, query: Value, key: Value) -> None:
     )
 
 
-RULES: RuleTable = {aten.scaled_dot_product_attention.default: scaled_dot_product}
+ATTENTION = (aten.scaled_dot_product_attention.default, keyed_random.ATTENTION)
+
+RULES: RuleTable = dict.fromkeys(ATTENTION, scaled_dot_product)

@@ -9,10 +9,10 @@ import torch
 from autosp.placement import REPLICATE
 from autosp.sharding.builder import Value
 from autosp.sharding.formula import Formula, RuleOrFormula
-from autosp.sharding.halo import Fill, Window, fetch
+from autosp.sharding.halo import Fill, Window
 from autosp.sharding.operation import NoRule, Operation
 from autosp.sharding.rows import cut_of
-from autosp.sharding.shifts import blocks_of, check_plain
+from autosp.sharding.shifts import blocks_of, check_plain, fetched
 
 aten = torch.ops.aten
 
@@ -43,7 +43,7 @@ def convolution(op: Operation) -> Value:
     window = Window(-padding, block * stride, (block - 1) * stride + reach + 1)
     fill = Fill(0, source.shape[cut.dim] + padding)
     with op.builder.role("pack", f"each output looks at {reach + 1} rows"):
-        rows = fetch(op.builder, source, window, fill=fill)
+        rows = fetched(op, source, window, fill)
     paddings[place] = 0
     groups = op.argument(6, "groups", 1)
     node = op.emit(op.target, rows, weight, bias, strides, paddings, dilations, groups)

@@ -121,7 +121,7 @@ def _traced(formula: Formula) -> GraphModule:
         args = map_aggregate(formula.args, lambda a: next(remaining) if isinstance(a, Value) else a)
         return formula.function(*args)
 
-    program = _trace(run, tensors, mode)
+    program: GraphModule = _trace(run, tensors, mode)
     if any(is_mutation(node) for node in program.graph.nodes):
         functional = FunctionalTensorMode(pre_dispatch=True, export=True)
         program = _trace(dispatch_functionalize(run, functional), tensors, mode)
@@ -129,12 +129,15 @@ def _traced(formula: Formula) -> GraphModule:
     return program
 
 
-def _trace(run: Callable[..., Any], tensors: list[torch.Tensor], mode: FakeTensorMode) -> Any:
+def _trace(
+    run: Callable[..., Any], tensors: list[torch.Tensor], mode: FakeTensorMode
+) -> GraphModule:
     constants_allowed, mode.allow_non_fake_inputs = mode.allow_non_fake_inputs, True
     try:
         # A backend's tracing context would bring a fake mode of its own.
         with torch._guards.tracing(None), mode:
-            return make_fx(run, pre_dispatch=True)(*tensors)
+            program: GraphModule = make_fx(run, pre_dispatch=True)(*tensors)
+            return program
     finally:
         mode.allow_non_fake_inputs = constants_allowed
 

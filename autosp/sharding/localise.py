@@ -13,6 +13,7 @@ from torch.fx import Node
 from autosp.graph import shape_of, tensor_of
 from autosp.sharding.operation import normalise_dim
 from autosp.sharding.pointwise import is_pointwise
+from autosp.sharding.randomness import OPERAND_FIRST, POSITIONS
 
 aten = torch.ops.aten
 
@@ -26,6 +27,8 @@ def block_inputs(node: Node, dim: int) -> dict[Node, int] | None:
         return None
     if is_pointwise(node.target):
         return _broadcast(node, dim) or None
+    if node.target in POSITIONS:
+        return _random(node, dim)
     source = node.args[0] if node.args else None
     if node.target in (aten.cat.default, aten.concat.default):
         return _concatenated(node, dim)
@@ -44,6 +47,16 @@ def _broadcast(node: Node, dim: int) -> dict[Node, int]:
         if own >= 0 and shape_of(source)[own] == shape[dim]:
             found[source] = own
     return found
+
+
+def _random(node: Node, dim: int) -> dict[Node, int] | None:
+    """The operand, whose block draws its own numbers; without one, the positions."""
+    assert isinstance(node.target, torch._ops.OpOverload)
+    if node.target in OPERAND_FIRST:
+        return {node.args[0]: dim}  # type: ignore[dict-item]
+    positions = node.args[POSITIONS[node.target]]
+    assert isinstance(positions, (list, tuple))
+    return {positions[dim]: 0}  # type: ignore[dict-item]
 
 
 def _concatenated(node: Node, dim: int) -> dict[Node, int] | None:

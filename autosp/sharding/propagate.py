@@ -32,11 +32,13 @@ from autosp.graph import (
 from autosp.modes import restored_modes
 from autosp.pipeline import PassContext
 from autosp.placement import REPLICATE, Partial, Placement, Shard, local_shape
+from autosp.runtime.keyed_random import AGREE
 from autosp.sharding import token_regions
 from autosp.sharding.builder import ProgramBuilder, Value
 from autosp.sharding.layout import with_users_layout
 from autosp.sharding.localise import block_inputs
 from autosp.sharding.operation import NoRule, Operation
+from autosp.sharding.randomness import draws_random_numbers
 from autosp.sharding.redistribute import CannotRedistribute, redistribute
 from autosp.sharding.rules import rule_for
 from autosp.sharding.seeds import (
@@ -107,6 +109,8 @@ class _Walk:
         self._blocks: dict[Node, list[Value]] = {}
         """User's node -> blocks of it that were computed instead of, or beside, the whole."""
         self._fallbacks: Counter[str] = Counter()
+        self._why = ""
+        """Why the value that is being made lies as it does."""
         self._gathered: set[Node] = set()
         """Nodes that took the all-gather path."""
         self._regions = token_regions.find_token_regions(program.graph)
@@ -184,6 +188,7 @@ class _Walk:
         return Value(local, REPLICATE, shape)
 
     def _call(self, node: Node) -> Any:
+        self._why = ""
         args: Any = map_aggregate(node.args, self._lookup)
         kwargs: Any = map_aggregate(node.kwargs, self._lookup)
         if node.target is operator.getitem:
@@ -200,7 +205,8 @@ class _Walk:
             return rows
         if node in self._seeds and node.target is aten.embedding.default:
             operation = self._seeded(operation, self._seeds[node])
-        if all(value.placement == REPLICATE for value in operation.values()):
+        is_whole = all(value.placement == REPLICATE for value in operation.values())
+        if is_whole and operation.target is not AGREE:
             result = self._replicated(operation)
         else:
             result = self._sharded(operation)
@@ -262,6 +268,7 @@ class _Walk:
 
     def _replicated(self, operation: Operation) -> Any:
         """All inputs whole: the operator runs as it is, on every rank."""
+        self._why = self._why or "its inputs are whole"
         node = with_users_layout(operation).same()
         value = operation.node.meta.get("val")
         if isinstance(value, torch.Tensor):
@@ -276,6 +283,7 @@ class _Walk:
         try:
             if rule is None:
                 raise NoRule("no rule for this operator")
+            self._why = f"rule {rule_name(rule)}"
             return rule(operation)
         except (NoRule, CannotRedistribute) as why:
             return self._fallback(operation, str(why))
@@ -283,6 +291,7 @@ class _Walk:
     def _fallback(self, operation: Operation, why: str) -> Any:
         """Make every input whole and run the operator on every rank."""
         node = operation.node
+        self._why = f"its inputs are gathered: {why}"
         gathered_bytes = sum(
             int(torch.Size(v.shape).numel()) * v.dtype.itemsize
             for v in operation.values()
@@ -305,6 +314,7 @@ class _Walk:
                 module=module_path(node),
                 source=source_location(node),
                 hint="Correct, but memory and time of this operator do not shrink with SP",
+                cost_bytes=gathered_bytes,
             )
         )
         args, kwargs = map_aggregate(
@@ -467,7 +477,11 @@ class _Walk:
         if tag is None or tag.is_value:
             return
         self._builder.amend(
-            value.node, placement=value.placement, global_shape=value.shape, is_value=True
+            value.node,
+            placement=value.placement,
+            global_shape=value.shape,
+            is_value=True,
+            reason=tag.reason or self._why,
         )
 
     def _finish(self) -> ShardedProgram:
@@ -509,6 +523,12 @@ def _autocast_of(device: str) -> _Autocast:
     return torch.is_autocast_enabled(device), torch.get_autocast_dtype(device)
 
 
+def rule_name(rule: Any) -> str:
+    """``linear_algebra.linear``: the module of the rule and its function."""
+    function = getattr(rule, "func", rule)
+    return f"{function.__module__.rpartition('.')[2]}.{function.__name__}"
+
+
 def _is_whole(value: Any) -> bool:
     return isinstance(value, Value) and value.placement == REPLICATE
 
@@ -529,17 +549,12 @@ def _must_stay(node: Node) -> bool:
 
 
 def _refuse_randomness(operation: Operation) -> None:
-    target = operation.target
-    if torch.Tag.nondeterministic_seeded not in target.tags and target is not aten.dropout.default:
+    if not draws_random_numbers(operation.target, operation.args, operation.kwargs):
         return
-    if target is aten.dropout.default and not (operation.args[1] and operation.args[2]):
-        return
-    if target is aten.scaled_dot_product_attention.default:
-        if not operation.argument(4, "dropout_p", 0.0):
-            return
     where = source_location(operation.node)
     raise RandomnessError(
-        f"{target} draws random numbers, which would not agree between the ranks",
+        f"{operation.target} draws random numbers, which would not agree between the ranks",
         where=f"{where.file}:{where.line}" if where else "",
-        hint="Set dropout to 0 for training with sequence parallelism, or call model.eval()",
+        hint="It has no form whose numbers depend on positions alone: leave it out of the forward, "
+        "or call model.eval()",
     )

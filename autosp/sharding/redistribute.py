@@ -21,6 +21,8 @@ the outermost dim and the gathered dim comes right after it.
 
 from __future__ import annotations
 
+from contextlib import suppress
+
 import torch
 from torch.fx import Node
 
@@ -35,7 +37,7 @@ from autosp.placement import (
     local_shape,
 )
 from autosp.sharding.builder import ProgramBuilder, Value
-from autosp.sharding.halo import Window, fetch, is_plain
+from autosp.sharding.halo import TooFar, Window, fetch, is_plain
 
 aten = torch.ops.aten
 
@@ -75,17 +77,23 @@ def redistribute(
                 node = _reduce_scatter(builder, value, target)
             case Shard(), Shard() if _one_all_to_all(source, target):
                 node = _all_to_all(builder, value, source, target)
-            case Shard(), Shard() if _only_blocks_differ(value, source, target):
-                block = target.block(builder.num_ranks)
-                node = fetch(builder, value, Window(0, block, block))
             case Shard(), Shard():
+                if _only_blocks_differ(value, source, target):
+                    block = target.block(builder.num_ranks)
+                    with suppress(TooFar):
+                        node = fetch(builder, value, Window(0, block, block))
+                        return _placed(builder, value, node, target)
                 whole = redistribute(builder, value, REPLICATE, reason=reason)
                 return redistribute(builder, whole, target, reason=reason, fill=fill)
             case _:
                 raise CannotRedistribute(f"{source} -> {target}")
+    return _placed(builder, value, node, target)
+
+
+def _placed(builder: ProgramBuilder, value: Value, node: Node, target: Placement) -> Value:
     result = Value(node, target, value.shape)
     expected = local_shape(value.shape, target, builder.num_ranks)
-    assert tuple(result.local.shape) == expected, (source, target, result.local.shape, expected)
+    assert tuple(result.local.shape) == expected, (value, target, result.local.shape, expected)
     builder.amend(node, placement=target, global_shape=value.shape)
     return result
 

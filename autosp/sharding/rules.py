@@ -21,6 +21,7 @@ from autosp.sharding import (
     loss,
     mutation,
     pointwise,
+    randomness,
     reductions,
     scans,
     shapes,
@@ -45,6 +46,7 @@ RULES: dict[Any, RuleOrFormula] = {
     **loss.RULES,
     **attention.RULES,
     **mutation.RULES,
+    **randomness.RULES,
     **handwritten.RULES,
 }
 

@@ -52,10 +52,13 @@ def scan(op: Operation) -> Value:
 
 
 def _of_lower_ranks(op: Operation, totals: Node, dim: int) -> Node:
-    """The totals of lower ranks behind a neutral one, so that there always is one."""
-    lower = op.emit(aten.slice.Tensor, totals, dim, 0, op.builder.rank)
-    widths = [0, 0] * (len(op.shape) - 1 - dim) + [1, 0]
-    return op.emit(aten.constant_pad_nd.default, lower, widths, NEUTRAL[op.target])
+    """The totals, those of this rank and of higher ones neutral."""
+    device = totals.meta["val"].device
+    ranks = op.emit(aten.arange.start, 0, op.num_ranks, dtype=torch.int64, device=device)
+    shape = [1] * len(op.shape)
+    shape[dim] = -1
+    lower = op.emit(aten.lt.Scalar, op.emit(aten.reshape.default, ranks, shape), op.builder.rank)
+    return op.emit(aten.where.ScalarOther, lower, totals, NEUTRAL[op.target])
 
 
 def _total(op: Operation, rows: Node, dim: int) -> Node:

@@ -17,13 +17,11 @@ from autosp.capture import GraphInput
 from autosp.errors import ShardingError
 from autosp.graph import is_operator, shape_of
 from autosp.placement import Shard
-from autosp.sharding.attention import SEQUENCE_DIM
+from autosp.sharding.attention import ATTENTION, SEQUENCE_DIM
 from autosp.sharding.handwritten import handwritten_scores
 from autosp.sharding.trace_dim import TracedDim, sources_of_dim
 
 aten = torch.ops.aten
-
-ATTENTION = aten.scaled_dot_product_attention.default
 
 SEQUENCE_LABEL = "seq"
 
@@ -72,7 +70,7 @@ class SequenceOrigins:
 
 
 def attention_sites(graph: Graph) -> list[Node]:
-    return [node for node in graph.nodes if is_operator(node, ATTENTION)]
+    return [node for node in graph.nodes if is_operator(node, *ATTENTION)]
 
 
 def has_attention(graph: Graph) -> bool:

@@ -15,7 +15,7 @@ from torch.fx import Node
 from autosp.placement import PARTIAL_SUM, REPLICATE, Shard
 from autosp.sharding.builder import Value
 from autosp.sharding.formula import Formula
-from autosp.sharding.halo import Fill, Window, fetch, is_plain
+from autosp.sharding.halo import Fill, TooFar, Window, fetch, is_plain
 from autosp.sharding.lookups import rows_at
 from autosp.sharding.operation import NoRule, Operation, normalise_dim
 from autosp.sharding.rows import cut_of
@@ -40,7 +40,7 @@ def slice_cut(op: Operation, source: Value, start: int, step: int) -> Value:
     keeps_blocks = step == 1 and 2 * kept > size
     block = cut.block(num_ranks) if keeps_blocks else -(-kept // num_ranks)
     window = Window(start, block * step, (block - 1) * step + 1)
-    node = fetch(op.builder, source, window)
+    node = fetched(op, source, window)
     if step != 1:
         node = op.emit(aten.slice.Tensor, node, cut.dim, 0, window.length, step)
     _explain(op, f"rows move by {start}" if step == 1 else f"every {step}th row")
@@ -64,6 +64,27 @@ def select_cut(op: Operation, source: Value, index: int) -> Value:
     return op.result(op.emit(aten.squeeze.dims, row, [cut.dim]), PARTIAL_SUM)
 
 
+def fetched(op: Operation, source: Value, window: Window, fill: Fill | None = None) -> Node:
+    """The window's rows, from neighbours, or from all ranks where it reaches that far."""
+    try:
+        return fetch(op.builder, source, window, fill=fill)
+    except TooFar as why:
+        whole = op.replicate(source, str(why))
+    cut, begin = cut_of(source), window.begin(op.builder.rank)
+    position = op.emit(aten.arange.start, begin, begin + window.length, device=source.local.device)
+    inside = op.emit(aten.clamp.default, position, 0, cut.atom - 1)
+    rows = op.emit(aten.index_select.default, whole, cut.dim, inside)
+    if fill is None:
+        return rows
+    before = op.emit(aten.lt.Scalar, position, 0)
+    after = op.emit(aten.ge.Scalar, position, cut.atom)
+    after = op.emit(aten.logical_and.default, after, op.emit(aten.lt.Scalar, position, fill.end))
+    shape = [1] * len(source.shape)
+    shape[cut.dim] = -1
+    outside = op.emit(aten.reshape.default, op.emit(aten.logical_or.default, before, after), shape)
+    return op.emit(aten.where.ScalarSelf, outside, fill.value, rows)
+
+
 def check_plain(source: Value) -> None:
     """Raise :class:`NoRule` where rows that follow each other lie on far-off ranks."""
     cut = cut_of(source)
@@ -82,7 +103,7 @@ def block_for(cut: Shard, size: int, num_ranks: int) -> int:
     return block if fits else -(-size // num_ranks)
 
 
-def pad(op: Operation) -> Value:
+def pad(op: Operation) -> Value | Formula:
     """``F.pad`` on any dims; on the cut dim by a constant or by repeating the edge."""
     source: Value = op.args[0]
     cut = cut_of(source)
@@ -94,18 +115,30 @@ def pad(op: Operation) -> Value:
     front, back = (widths[place : place + 2] + [0, 0])[:2]
     if not front and not back:
         return op.result(op.same(), cut)
-    if mode not in ("constant", "replicate"):
+    if mode == "replicate" and min(front, back) >= 0 and sum(widths) == front + back:
+        return Formula(_edges_repeated, (source, cut.dim, front, back))
+    if mode != "constant":
         raise NoRule(f"{mode} padding of the sharded dim")
     check_plain(source)
     size = op.shape[cut.dim]
     block = block_for(cut, size, op.num_ranks)
-    fill = Fill(value, source.shape[cut.dim] + max(back, 0)) if mode == "constant" else None
-    node = fetch(op.builder, source, Window(-front, block, block), fill=fill)
+    fill = Fill(value, source.shape[cut.dim] + max(back, 0))
+    node = fetched(op, source, Window(-front, block, block), fill)
     widths[place : place + 2] = [0, 0]
     if any(widths):
-        node = op.emit(aten.pad.default, node, widths, mode, value if fill else None)
+        node = op.emit(aten.pad.default, node, widths, mode, value)
     _explain(op, f"{front} rows before and {back} after the sequence")
     return op.result(node, blocks_of(cut, size, block, op.num_ranks))
+
+
+def _edges_repeated(x: Any, dim: int, front: int, back: int) -> Any:
+    sizes = list(x.shape)
+
+    def copies(row: int, count: int) -> Any:
+        return x.narrow(dim, row, 1).expand([*sizes[:dim], count, *sizes[dim + 1 :]])
+
+    parts = [copies(0, front), x, copies(sizes[dim] - 1, back)]
+    return torch.cat([part for part in parts if part.shape[dim]], dim)
 
 
 def join_cut(op: Operation, parts: list[Value], dim: int) -> Value:
@@ -142,7 +175,7 @@ def _rows_of_part(
 ) -> Node:
     """This rank's rows of the joined tensor, right where they come from ``part``."""
     if _is_cut_on(part, dim):
-        return fetch(op.builder, part, Window(-offset, block, block))
+        return fetched(op, part, Window(-offset, block, block))
     part = op.redistribute(part, REPLICATE, "a part that every rank needs some rows of")
     moved = op.emit(aten.sub.Scalar, position, offset)
     inside = op.emit(aten.clamp.default, moved, 0, part.shape[dim] - 1)
@@ -199,7 +232,7 @@ def unfold(op: Operation) -> Value:
     size = op.shape[dim]
     block = -(-size // op.num_ranks)
     window = Window(0, block * step, (block - 1) * step + length)
-    node = op.emit(op.target, fetch(op.builder, source, window), dim, length, step)
+    node = op.emit(op.target, fetched(op, source, window), dim, length, step)
     return op.result(node, blocks_of(cut, size, block, op.num_ranks))
 
 

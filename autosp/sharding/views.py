@@ -111,7 +111,8 @@ def expand(op: Operation) -> Value:
         raise NoRule("expand of a partial tensor")
     moved = placement.on_dim(placement.dim + len(op.shape) - len(source.shape))
     if op.shape[moved.dim] != source.shape[placement.dim]:
-        raise NoRule("expansion of the sharded dim")
+        whole = op.replicate(source, "one row, repeated")
+        return op.result(op.emit(aten.expand.default, whole, list(op.shape)), REPLICATE)
     sizes = list(local_shape(op.shape, moved, op.num_ranks))
     return op.result(op.emit(aten.expand.default, source, sizes), moved)
 

@@ -93,7 +93,7 @@ class EventWriter:
         """Statement and row of each kind of event; a later estimate replaces an earlier."""
         return {
             Decision: (_insert("decision", 9), self._decision_row),
-            Finding: (_insert("finding", 8), self._finding_row),
+            Finding: (_insert("finding", 10), self._finding_row),
             NodeCost: (_insert("cost", 6), self._cost_row),
             TimelineEvent: (_insert("timeline", 9), self._timeline_row),
             MemoryPoint: (_insert("memory", 6), self._memory_row),
@@ -136,6 +136,8 @@ class EventWriter:
             storable(event.module),
             self._interning.source(event.source),
             storable(event.hint),
+            event.cost_bytes,
+            event.cost_ns,
         )
 
     def _cost_row(self, event: NodeCost) -> Row:

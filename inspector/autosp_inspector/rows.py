@@ -161,6 +161,8 @@ class FindingRow:
     module: str
     source: Source | None
     hint: str
+    cost_bytes: int | None = None
+    cost_ns: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

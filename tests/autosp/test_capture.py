@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 
 from autosp.capture import capture
-from autosp.errors import AutoSPError, MutationError, RandomnessError, ShardingError
+from autosp.errors import AutoSPError, RandomnessError, ShardingError
 from autosp.graph import is_mutation, module_path, source_location
 from autosp.oracle.check import with_captured
 from tests.support.programs import SmallModel, assert_right, prove, tokens
@@ -80,28 +80,6 @@ def refused(model, error, *words):
     assert "\n" not in text
 
 
-def test_writing_to_a_buffer_is_refused():
-    class Counting(SmallModel):
-        def __init__(self):
-            super().__init__()
-            self.register_buffer("count", torch.zeros(3, dtype=torch.float64))
-
-        def forward(self, ids, labels):
-            self.count[1:].add_(1)
-            return super().forward(ids, labels) * self.count.sum()
-
-    refused(Counting(), MutationError, "writes in place to count", "test_capture.py:")
-
-
-def test_writing_to_an_input_is_refused():
-    class Writing(SmallModel):
-        def forward(self, ids, labels):
-            labels.add_(1)
-            return super().forward(ids, labels) + labels.sum()
-
-    refused(Writing(), MutationError, "writes in place", "compute a new tensor instead")
-
-
 class Doubling(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x):
@@ -136,17 +114,10 @@ def test_shapes_that_depend_on_data_are_refused(body):
     refused(SmallModel(after=body), AutoSPError, "depends on data")
 
 
-@pytest.mark.parametrize(
-    "body",
-    [
-        lambda m, x: F.dropout(x, 0.1),
-        lambda m, x: x + torch.rand_like(x),
-        lambda m, x: x + torch.randn(x.shape[1], 1, dtype=x.dtype),
-        lambda m, x: x * torch.bernoulli(x.sigmoid()),
-    ],
-    ids=["dropout", "rand_like", "randn", "bernoulli"],
-)
-def test_random_numbers_are_refused(body):
+def test_random_numbers_without_a_keyed_form_are_refused():
+    def body(model, x):
+        return x[:, torch.randperm(x.shape[1])]
+
     refused(SmallModel(after=body), RandomnessError, "draws random numbers", "test_capture.py:")
 
 

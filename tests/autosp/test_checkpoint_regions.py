@@ -85,7 +85,7 @@ def test_a_policy_chooses_what_is_saved(partitions):
     assert region.again[torch.ops.aten.gelu.default] == 2
     assert region.again[ATTENTION] == 2
     assert region.all_to_alls == partitions["plainly"].all_to_alls == 8
-    assert "recomputed-collectives" not in region.findings
+    assert "recomputed-collective" not in region.findings
     saved = [partitions[name].saved_bytes for name in ("checkpointed", "selectively", "plainly")]
     assert saved == sorted(set(saved))
 
@@ -93,9 +93,11 @@ def test_a_policy_chooses_what_is_saved(partitions):
 def test_collectives_of_a_region_run_again_and_the_finding_says_what_they_cost():
     region = Partition(checkpointed, length=2048, device=find_device("a100-80gb"))
     assert region.all_to_alls == 16
-    finding = region.findings["recomputed-collectives"]
-    assert "8 all_to_all, 1.0 MiB a step" in finding.message
-    assert " ms if nothing hides them" in finding.message
+    finding = region.findings["recomputed-collective"]
+    assert "8 collectives of the forward run again" in finding.message
+    assert finding.cost_bytes == 2**20
+    assert finding.cost_ns
+    assert "create_selective_checkpoint_contexts" in finding.hint
     assert finding.source.file.endswith("checkpointed.py")
     (alternative,) = region.decisions[0].alternatives
     assert alternative.cost == "0.5 MiB more saved, 4 all_to_all fewer"

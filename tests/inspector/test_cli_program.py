@@ -68,17 +68,42 @@ def test_an_interrupt_gives_130(monkeypatch: pytest.MonkeyPatch, synthetic: Path
     assert main(["summary", str(synthetic)]) == 130
 
 
-def test_a_mistake_of_ours_shows_its_traceback(
-    monkeypatch: pytest.MonkeyPatch, cli: CommandLine, synthetic: Path
-) -> None:
-    def broken(*_args: object, **_kwargs: object) -> None:
-        raise AssertionError("impossible")
+@pytest.fixture
+def broken(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_args: object, **_kwargs: object) -> None:
+        raise AssertionError("impossible\nat all")
 
-    monkeypatch.setattr("autosp_inspector.cli.source.open_run", broken)
+    monkeypatch.setattr("autosp_inspector.cli.source.open_run", fail)
+
+
+def test_a_mistake_of_ours_has_a_status_and_a_file_with_the_traceback(
+    broken: None,
+    monkeypatch: pytest.MonkeyPatch,
+    cli: CommandLine,
+    synthetic: Path,
+    tmp_path: Path,
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     outcome = cli("summary", synthetic)
-    assert outcome.status == 2
-    assert "AssertionError: impossible" in outcome.err
-    assert "please report it" in outcome.err
+    assert outcome.status == 70
+    assert outcome.err.count("\n") == 1
+    assert "internal error: AssertionError: impossible. " in outcome.err
+    (file,) = tmp_path.glob("autosp-inspect-*.txt")
+    assert f"please report it with {file}" in outcome.err
+    written = file.read_text()
+    assert f"autosp-inspect summary {synthetic}" in written
+    assert "Traceback (most recent call last)" in written
+    assert "AssertionError: impossible\nat all" in written
+
+
+def test_a_mistake_of_ours_without_room_for_a_file_shows_the_traceback(
+    broken: None, monkeypatch: pytest.MonkeyPatch, cli: CommandLine, synthetic: Path, tmp_path: Path
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "missing"))
+    outcome = cli("summary", synthetic)
+    assert outcome.status == 70
+    assert "Traceback (most recent call last)" in outcome.err
+    assert outcome.err.splitlines()[-1].endswith("please report it with the lines above")
 
 
 def test_without_arguments_it_prints_the_help(cli: CommandLine) -> None:

@@ -181,6 +181,8 @@ def test_findings_have_the_documented_fields(cli: CommandLine, synthetic: Path) 
         "module",
         "source",
         "hint",
+        "cost_bytes",
+        "cost_ns",
     }
 
 

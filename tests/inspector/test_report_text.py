@@ -20,6 +20,7 @@ from autosp_inspector.report.quantities import (
 from autosp_inspector.report.report import Facts, Report, Table, left, right, wrapped
 from autosp_inspector.report.table_layout import lay_out
 from autosp_inspector.report.text_format import print_text
+from autosp_inspector.report.verification import verification_report
 from autosp_inspector.report.visible import visible
 from autosp_inspector.rows import Source
 
@@ -119,3 +120,38 @@ def test_places_are_short() -> None:
     assert place_text(Source(str(Path.cwd() / "model.py"), 3, "", "")) == "model.py:3"
     assert place_text(Source("/elsewhere/model.py", 3, "", "")) == "/elsewhere/model.py:3"
     assert place_text(None) == ""
+
+
+def test_a_failed_verification_shows_the_first_wrong_node() -> None:
+    wrong = {
+        "node": "linear",
+        "quantity": "value",
+        "operator": "aten.linear.default",
+        "placement": "S(1:seq)",
+        "module": "out",
+        "source": "model.py:12",
+        "source_text": "y = self.out(x)",
+        "rel_error": 0.01,
+        "expected": [1.0, 2.0],
+        "actual": [1.01, 2.02],
+        "padding_fill": "last",
+        "detail": "",
+    }
+    data = {
+        "ok": False,
+        "ranks": 2,
+        "dtype": "float64",
+        "loss": {"compiled": 2.0, "reference": 1.0, "rel_error": 1.0},
+        "gradients": [],
+        "max_rel_error": 0.0,
+        "first_wrong_node": "linear",
+        "first_wrong_detail": "one line",
+        "first_wrong": wrong,
+    }
+    output = io.StringIO()
+    print_text(verification_report(data), Console(file=output, width=80))
+    text = output.getvalue()
+    for expected in ("linear, its value", "placed S(1:seq)", "model.py:12  y = self.out(x)"):
+        assert expected in text
+    assert "1, 2" in text and "1.01, 2.02" in text
+    assert "one line" not in text

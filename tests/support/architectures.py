@@ -247,7 +247,13 @@ ARCHITECTURES: tuple[Architecture, ...] = (
     Architecture("OPT", "opt", {"ffn_dim": 2 * WIDTH, "word_embed_proj_dim": WIDTH}),
     Architecture("Falcon", "falcon", {"new_decoder_architecture": True, "num_kv_heads": 2}),
     Architecture("Falcon, multi-query", "falcon", {"multi_query": True}),
-    Architecture("BLOOM", "bloom", attention="eager"),
+    Architecture(
+        "BLOOM",
+        "bloom",
+        attention="eager",
+        verdict="refused",
+        because="custom torch.autograd.Function",
+    ),
     Architecture(
         "MPT", "mpt", {"d_model": WIDTH, "n_heads": NUM_HEADS, "n_layers": 2}, attention="eager"
     ),
@@ -278,7 +284,9 @@ ARCHITECTURES: tuple[Architecture, ...] = (
         attention="eager",
         dtype=torch.float32,
     ),
-    Architecture("DeepSeek V2", "deepseek_v2", {**EXPERTS, **MLA}),
+    Architecture(
+        "DeepSeek V2", "deepseek_v2", {**EXPERTS, **MLA}, verdict="correct but replicated"
+    ),
     Architecture("DeepSeek V3", "deepseek_v3", {**EXPERTS, **MLA}),
     Architecture("Mixtral", "mixtral", {**GQA, **EXPERTS}),
     Architecture("Qwen3-MoE", "qwen3_moe", {**GQA, **EXPERTS, "head_dim": 16}),
@@ -321,6 +329,7 @@ ARCHITECTURES: tuple[Architecture, ...] = (
         head="AutoModelForMaskedLM",
         inputs=masked_text,
         attention="eager",
+        verdict="correct but replicated",
     ),
     Architecture(
         "ModernBERT",
@@ -385,6 +394,7 @@ ARCHITECTURES: tuple[Architecture, ...] = (
         },
         head="AutoModelForSpeechSeq2Seq",
         inputs=audio_to_text,
+        verdict="correct but replicated",
     ),
     Architecture(
         "Wav2Vec2",
@@ -407,6 +417,7 @@ ARCHITECTURES: tuple[Architecture, ...] = (
         head="AutoModelForAudioClassification",
         inputs=waveform,
         prepare="freeze_feature_encoder",
+        verdict="correct but replicated",
     ),
     Architecture(
         "ViT",
@@ -423,7 +434,12 @@ ARCHITECTURES: tuple[Architecture, ...] = (
         inputs=images,
     ),
     Architecture(
-        "SigLIP vision", "siglip_vision_model", IMAGE, head="SiglipVisionModel", inputs=pixels
+        "SigLIP vision",
+        "siglip_vision_model",
+        IMAGE,
+        head="SiglipVisionModel",
+        inputs=pixels,
+        verdict="correct but replicated",
     ),
     Architecture("CLIP vision", "clip_vision_model", IMAGE, head="CLIPVisionModel", inputs=pixels),
     Architecture(
@@ -472,6 +488,8 @@ ARCHITECTURES: tuple[Architecture, ...] = (
         head="AutoModelForImageTextToText",
         inputs=text_with_patches,
         common={},
+        verdict="refused",
+        because="depends on the values of a tensor",
     ),
     Architecture(
         "Mamba 2",
@@ -485,6 +503,8 @@ ARCHITECTURES: tuple[Architecture, ...] = (
             "expand": 2,
         },
         attention="eager",
+        verdict="refused",
+        because="found no attention to shard around",
     ),
     Architecture(
         "Jamba",
@@ -501,6 +521,8 @@ ARCHITECTURES: tuple[Architecture, ...] = (
             "mamba_dt_rank": 4,
             "num_experts": 1,
         },
+        verdict="refused",
+        because="the trace cannot follow",
     ),
     Architecture(
         "RecurrentGemma",
@@ -512,6 +534,8 @@ ARCHITECTURES: tuple[Architecture, ...] = (
             "block_types": ["recurrent", "attention"],
             "head_dim": HEAD_SIZE,
         },
+        verdict="refused",
+        because="custom torch.autograd.Function",
     ),
     Architecture(
         "GPT-OSS",
@@ -520,7 +544,10 @@ ARCHITECTURES: tuple[Architecture, ...] = (
         attention="eager",
     ),
     Architecture(
-        "LFM2", "lfm2", {**GQA, "layer_types": ["conv", "full_attention"], "block_multiple_of": 8}
+        "LFM2",
+        "lfm2",
+        {**GQA, "layer_types": ["conv", "full_attention"], "block_multiple_of": 8},
+        verdict="correct but replicated",
     ),
     Architecture(
         "Bamba",
@@ -533,5 +560,6 @@ ARCHITECTURES: tuple[Architecture, ...] = (
             "mamba_d_state": 16,
             "mamba_chunk_size": 16,
         },
+        verdict="correct but replicated",
     ),
 )

@@ -34,18 +34,23 @@ class Subject:
 
 def sample(name: str, *, batch: int, length: int, dtype: str) -> Subject:
     """A tiny sample model; ignored labels cross the shard edges and fill the last shard."""
-    specification = importlib.util.spec_from_file_location(name, SAMPLES / f"{name}.py")
-    assert specification is not None and specification.loader is not None
-    module = importlib.util.module_from_spec(specification)
-    specification.loader.exec_module(module)
     torch.manual_seed(0)
-    model = module.build(tiny=True).to(getattr(torch, dtype))
+    model = sample_model(name, tiny=True).to(getattr(torch, dtype))
     ids = torch.randint(0, 128, (batch, length))
     labels = ids.clone()
     middle = length // 2
     labels[0, middle - 2 : middle + 2] = -100
     labels[:, -(length // 4 + 1) :] = -100
     return Subject(model, kwargs={"input_ids": ids, "labels": labels})
+
+
+def sample_model(name: str, **options: Any) -> torch.nn.Module:
+    specification = importlib.util.spec_from_file_location(name, SAMPLES / f"{name}.py")
+    assert specification is not None and specification.loader is not None
+    module = importlib.util.module_from_spec(specification)
+    specification.loader.exec_module(module)
+    model: torch.nn.Module = module.build(**options)
+    return model
 
 
 def small(*, batch: int, length: int, num_kv_heads: int = 12) -> Subject:

@@ -26,8 +26,12 @@ def write_trace(
     status: str = "ok",
     rank: int = 0,
     findings: tuple[Finding, ...] = (),
+    idle_pass: bool = False,
 ) -> None:
-    """One pass, one graph of these nodes; most other texts are hostile."""
+    """One pass, one graph of these nodes; most other texts are hostile.
+
+    ``idle_pass``: a second pass that leaves the graph alone.
+    """
     recorder = TraceRecorder(path)
     recorder.record(
         RunStarted(
@@ -47,6 +51,10 @@ def write_trace(
     for finding in findings:
         recorder.record(finding)
     recorder.record(PassFinished(0, 10))
+    if idle_pass:
+        recorder.record(PassStarted(1, "idle", "does nothing"))
+        recorder.record(GraphSnapshot(1, "program", nodes))
+        recorder.record(PassFinished(1, 10))
     recorder.record(RunFinished("failed" if status == "failed" else "ok", 10, ESCAPES))
     recorder.close()
 

@@ -11,6 +11,7 @@ from autosp_tui.widgets.curve import Curve
 from autosp_tui.widgets.lanes import Lanes
 from autosp_tui.widgets.module_tree import ModuleTree
 from autosp_tui.widgets.tree_items import TreeItem
+from tests.support.odd_traces import node, write_trace
 from tests.support.terminal import Terminal, terminal
 
 
@@ -179,6 +180,51 @@ async def test_passes_are_stepped_through_with_their_decisions(synthetic_trace: 
         assert "not     ring" in text
         await driver.press("left_square_bracket")
         assert "pass 2 causal-mask" in driver.screen_text()
+
+
+async def test_a_pass_without_changes_says_so_and_keeps_the_keys_in_the_list(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "idle.autosp"
+    write_trace(path, (node("a"),), idle_pass=True)
+    async with terminal(path) as driver:
+        await driver.press("3", "right_square_bracket", "d")
+        assert driver.rows("#changes").row_count == 0
+        assert "idle changed no node; [ ] another pass" in driver.screen_text()
+        assert driver.rows("#passes").has_focus
+        await driver.press("left_square_bracket", "d")
+        assert driver.rows("#changes").has_focus
+
+
+async def test_nodes_sort_by_bytes_and_by_time(synthetic_trace: Path) -> None:
+    async with terminal(synthetic_trace) as driver:
+        await driver.press("2", "s")
+        nodes = driver.rows("#nodes")
+        assert "by bytes" in driver.screen_text()
+        by_bytes = [row for row in await nodes.all_rows() if isinstance(row, NodeRow)]
+        sizes = [row.local_bytes or 0 for row in by_bytes]
+        assert sizes == sorted(sizes, reverse=True) and sizes[0] > sizes[-1]
+        await driver.press("f", "f", "s")
+        assert "by time" in driver.screen_text()
+        by_time = [row for row in await nodes.all_rows() if isinstance(row, NodeRow)]
+        assert [row.position for row in by_time] != sorted(row.position for row in by_time)
+        await driver.press("s")
+        in_order = [row for row in await nodes.all_rows() if isinstance(row, NodeRow)]
+        assert [row.position for row in in_order] == list(range(len(in_order)))
+
+
+async def test_a_finding_leads_to_its_node_and_is_shown_there(synthetic_trace: Path) -> None:
+    async with terminal(synthetic_trace) as driver:
+        assert "Enter opens the node" in driver.screen_text()
+        await driver.press("enter")
+        assert driver.app.view is not None and driver.app.view.NAME == "graph"
+        assert "Findings" in driver.detail()
+
+
+async def test_a_node_shows_the_way_back_to_its_seed(synthetic_trace: Path) -> None:
+    async with terminal(synthetic_trace) as driver:
+        await driver.press("4", "j", "enter")
+        assert "Why it is placed so" in driver.detail()
 
 
 async def test_the_passes_view_opens_at_the_pass_shown_in_the_graph(synthetic_trace: Path) -> None:

@@ -131,6 +131,7 @@ COMMANDS: Final[tuple[Command, ...]] = (
         True,
     ),
     Command("graph", "d", "d", "diff", "Diff", "what the pass shown changed"),
+    Command("graph", "s", "s", "sort", "Sort", "all nodes in order, by bytes or by time", True),
     Command(
         "passes", "left_square_bracket", "[", "step_pass(-1)", "Previous", "previous pass", True
     ),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
+from autosp_inspector.queries.causes import Cause
 from autosp_inspector.rows import (
     CollectiveRow,
     DecisionRow,
@@ -96,14 +97,43 @@ def describe_node(detail: NodeDetail) -> list[Line]:
         *describe_source(node.source),
         *describe_tensor(node),
     ]
-    if node.reason:
+    if node.reason and not detail.causes:
         lines.append(field("why", (node.reason, "text")))
     lines += _describe_cost(detail)
     lines += _section("Findings", [row for f in detail.findings for row in describe_finding(f)])
+    lines += _section("Why it is placed so", describe_causes(detail.causes))
     lines += _section("Decisions", describe_decisions(detail.decisions, named=False))
     lines += _section("Collectives", _describe_collectives(detail.collectives, node.name))
     lines += _section("History", describe_history(detail.history, detail.pass_names))
     lines += _section("Connections", _describe_connections(detail))
+    return lines
+
+
+def describe_causes(causes: Sequence[Cause]) -> list[Line]:
+    """From the node back to where the sequence was cut, a step a line."""
+    lines: list[Line] = []
+    for number, cause in enumerate(causes):
+        if cause.left_out:
+            keep = "keeps" if cause.left_out == 1 else "keep"
+            words = f"← {plural(cause.left_out, 'operator')} that {keep} the placement"
+            lines.append(line((words, "muted"), indent=2))
+        node = cause.node
+        arrow = "← " if number else ""
+        mark = "⇄ " if node.role == "collective" else ""
+        placement = f"{node.placement} " if node.placement else ""
+        lines.append(
+            line(
+                (arrow, "muted"),
+                (mark, "collective"),
+                (placement, placement_tone(node.placement)),
+                (node.name, "strong"),
+                indent=2,
+            )
+        )
+        if cause.why:
+            lines.append(line((f"    {cause.why}", "text"), indent=4))
+        if cause.rule:
+            lines.append(line((f"    {cause.rule}", "muted"), indent=4))
     return lines
 
 
@@ -282,9 +312,22 @@ def describe_finding(finding: FindingRow) -> list[Line]:
             indent=2,
         )
     ]
+    cost = finding_cost(finding)
+    if cost:
+        lines.append(line(("  costs   ", "muted"), (cost, "warning"), indent=10))
     if finding.hint:
         lines.append(line(("  try     ", "muted"), (finding.hint, "strong"), indent=10))
     return lines
+
+
+def finding_cost(finding: FindingRow) -> str:
+    """``64.0 MiB, 1.2 ms``; empty where nothing is known."""
+    parts = []
+    if finding.cost_bytes:
+        parts.append(format_bytes(finding.cost_bytes))
+    if finding.cost_ns:
+        parts.append(format_duration(finding.cost_ns))
+    return ", ".join(parts)
 
 
 def describe_module(module: ModuleRow, collectives: Sequence[CollectiveRow]) -> list[Line]:

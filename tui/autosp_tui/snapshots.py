@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from autosp_inspector.queries.causes import Cause, placement_causes
 from autosp_inspector.queries.collectives import list_collectives
 from autosp_inspector.queries.costs import node_cost
 from autosp_inspector.queries.decisions import list_decisions
@@ -17,6 +18,7 @@ from autosp_inspector.queries.findings import list_findings
 from autosp_inspector.queries.memory import live_at_peak, memory_curve
 from autosp_inspector.queries.modules import child_modules, module_nodes
 from autosp_inspector.queries.nodes import (
+    NodeOrder,
     count_nodes,
     derived_nodes,
     find_node,
@@ -111,8 +113,17 @@ class NodePage:
     rows: tuple[NodeRow, ...]
 
 
-def read_nodes(trace: Trace, graph: str, pass_index: int | None, text: str, limit: int) -> NodePage:
-    rows = list_nodes(trace, graph=graph, pass_index=pass_index, text=text, offset=0, limit=limit)
+def read_nodes(
+    trace: Trace,
+    graph: str,
+    pass_index: int | None,
+    text: str,
+    limit: int,
+    order: NodeOrder = "graph",
+) -> NodePage:
+    rows = list_nodes(
+        trace, graph=graph, pass_index=pass_index, text=text, order=order, offset=0, limit=limit
+    )
     if len(rows) < limit:
         return NodePage(len(rows), rows)
     return NodePage(count_nodes(trace, graph=graph, pass_index=pass_index, text=text), rows)
@@ -131,6 +142,11 @@ class NodeDetail:
     users: tuple[NodeRow, ...]
     derived: tuple[NodeRow, ...]
     findings: tuple[FindingRow, ...]
+    causes: tuple[Cause, ...] = ()
+
+
+MOST_NODES_FOR_CAUSES = 20_000
+"""Above this many the way back to the seed is left to ``explain``: it reads the whole graph."""
 
 
 def read_node_detail(trace: Trace, node: NodeRow) -> NodeDetail:
@@ -147,8 +163,15 @@ def read_node_detail(trace: Trace, node: NodeRow) -> NodeDetail:
         cost=node_cost(trace, node.name, node.graph),
         users=users_of(trace, node.name, node.graph),
         derived=derived_nodes(trace, node.name) if node.graph == "program" else (),
-        findings=tuple(row for row in list_findings(trace) if row.node == node.name),
+        findings=tuple(row for row in list_findings(trace) if row.node in names),
+        causes=_causes(trace, node),
     )
+
+
+def _causes(trace: Trace, node: NodeRow) -> tuple[Cause, ...]:
+    if count_nodes(trace, graph="program") > MOST_NODES_FOR_CAUSES:
+        return ()
+    return placement_causes(trace, node)
 
 
 def read_module_collectives(trace: Trace, path: str) -> tuple[CollectiveRow, ...]:

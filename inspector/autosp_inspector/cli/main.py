@@ -1,7 +1,7 @@
 """The entry point: runs a command and turns whatever happens into a status and a line.
 
-Statuses: 0 fine, 1 findings or a difference, 2 bad input or an unusable file, 130
-interrupted, 141 the reader of a pipe went away.
+Statuses: 0 fine, 1 findings or a difference, 2 bad input or an unusable file, 70 a mistake
+of our own, 130 interrupted, 141 the reader of a pipe went away.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from autosp import __version__
 from autosp.errors import AutoSPError
 from autosp_inspector.cli.command_table import all_commands
 from autosp_inspector.cli.group import InspectGroup, context_settings
+from autosp_inspector.cli.mistake import EXIT_MISTAKE, report_mistake
 from autosp_inspector.cli.output_options import PipeClosed, forget_stdout
 from autosp_inspector.cli.talk import say_error, say_lines
 from autosp_inspector.target.errors import UserCodeError
@@ -23,7 +24,6 @@ PROGRAM = "autosp-inspect"
 EXIT_BAD_INPUT = 2
 EXIT_INTERRUPTED = 130
 EXIT_BROKEN_PIPE = 141
-_BUG_HINT = "This is a mistake of autosp-inspect, not yours: please report it with the lines above"
 
 
 def make_cli() -> click.Group:
@@ -46,7 +46,7 @@ def make_cli() -> click.Group:
         "config.json) or a recorded trace.",
         context_settings=context_settings(),
         no_args_is_help=True,
-        epilog="Exit status: 0 fine, 1 findings or a difference, 2 bad input. "
+        epilog="Exit status: 0 fine, 1 findings or a difference, 2 bad input, 70 internal error. "
         "`autosp-inspect COMMAND --help` describes each command.",
     )
     for command in all_commands():
@@ -91,10 +91,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (PipeClosed, BrokenPipeError):
         forget_stdout()
         return EXIT_BROKEN_PIPE
-    except Exception:
-        sys.excepthook(*sys.exc_info())
-        say_error(_BUG_HINT)
-        return EXIT_BAD_INPUT
+    except Exception as error:
+        report_mistake(error, list(sys.argv[1:] if arguments is None else arguments))
+        return EXIT_MISTAKE
 
 
 def _usage_message(error: click.ClickException) -> str:

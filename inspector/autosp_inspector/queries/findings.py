@@ -8,7 +8,8 @@ from autosp_inspector.trace import Trace
 
 _FINDINGS = """
 SELECT finding.code, finding.severity, finding.message, finding.node, finding.module,
-       file.value, source.line, function.value, line.value, finding.hint
+       file.value, source.line, function.value, line.value, finding.hint,
+       finding.cost_bytes, finding.cost_ns
 FROM finding
 LEFT JOIN source ON source.id = finding.source_id
 LEFT JOIN text AS file ON file.id = source.file_text
@@ -29,6 +30,8 @@ def list_findings(trace: Trace) -> tuple[FindingRow, ...]:
             module=row[4],
             source=source_row(*row[5:9]),
             hint=row[9],
+            cost_bytes=row[10],
+            cost_ns=row[11],
         )
         for row in trace.fetch(_FINDINGS)
     )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 from autosp_inspector.queries.graph_view import GraphView, all_graph_ids, graph_view
 from autosp_inspector.queries.node_rows import load_nodes
 from autosp_inspector.queries.similar_names import similar_names
@@ -39,6 +41,18 @@ WHERE node.graph_id = ?1
 """
 
 
+NodeOrder = Literal["graph", "bytes", "time"]
+
+_AMOUNTS: dict[str, str] = {
+    "bytes": "SELECT id, local_bytes FROM node WHERE graph_id = ? AND local_bytes IS NOT NULL",
+    "time": (
+        "SELECT node.id, cost.duration_ns FROM node"
+        " JOIN cost ON cost.graph_id = node.graph_id AND cost.node_text = node.name_text"
+        " WHERE node.graph_id = ? AND cost.duration_ns IS NOT NULL"
+    ),
+}
+
+
 def graph_names(trace: Trace) -> tuple[str, ...]:
     """The graphs that were recorded, in the order of the pipeline."""
     found = {
@@ -59,10 +73,13 @@ def list_nodes(
     text: str = "",
     module: str = "",
     role: str | None = None,
+    order: NodeOrder = "graph",
     offset: int = 0,
     limit: int | None = None,
 ) -> tuple[NodeRow, ...]:
     """Nodes of ``graph`` after a pass (the latest by default), in graph order.
+
+    ``order`` may be ``bytes`` on a rank or estimated ``time``, the largest first.
 
     ``text`` must occur in the name, target, module or source line (``gpt.py:12`` works;
     case does not matter); ``module`` is a path and includes what is below it.
@@ -70,7 +87,9 @@ def list_nodes(
     view = graph_view(trace, graph, pass_index)
     if view is None:
         return ()
-    matching = _matching(trace, view, text=text, module=module, role=role)
+    matching = _ordered(
+        trace, view, order, _matching(trace, view, text=text, module=module, role=role)
+    )
     start = max(offset, 0)
     end = None if limit is None else start + max(limit, 0)
     return load_nodes(trace, matching[start:end], view.positions.__getitem__)
@@ -102,6 +121,18 @@ def _matching(
         return tuple(number for number in view.node_ids if number in hits)
 
     return trace.cached(("nodes", view.graph_id, view.pass_index, text, module, role), read)
+
+
+def _ordered(
+    trace: Trace, view: GraphView, order: NodeOrder, node_ids: tuple[int, ...]
+) -> tuple[int, ...]:
+    if order == "graph":
+        return node_ids
+    statement = _AMOUNTS[order]
+    amounts: dict[int, int] = trace.cached(
+        ("amounts", view.graph_id, order), lambda: dict(trace.fetch(statement, (view.graph_id,)))
+    )
+    return tuple(sorted(node_ids, key=lambda number: -(amounts.get(number) or 0)))
 
 
 def find_node(

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from autosp_inspector.queries.causes import Cause
 from autosp_inspector.report.collectives import collective_record
 from autosp_inspector.report.decisions import alternative_text, decision_record
 from autosp_inspector.report.nodes import node_record
 from autosp_inspector.report.quantities import (
     UNKNOWN,
     bytes_text,
+    count_text,
     place_text,
     shape_text,
+    source_text,
     time_text,
 )
 from autosp_inspector.report.report import Block, Facts, Lines, Report, Table, left, right, wrapped
@@ -34,7 +37,14 @@ class NodeKnowledge:
     cost: CostRow | None
     derived_costs: tuple[CostRow, ...]
     """Of the derived nodes that are executed, forward and backward."""
+    causes: tuple[Cause, ...] = ()
+    """Of its placement, back to where the sequence was cut."""
+    partition: DecisionRow | None = None
+    """How the joint graph was split, where it was."""
 
+
+SHOWN_SAVED = 4
+"""Saved tensors that the text names."""
 
 SHOWN_DERIVED = 12
 """Derived nodes that the text lists; the other formats have all."""
@@ -45,6 +55,7 @@ def explain_report(known: NodeKnowledge) -> Report:
     data = {
         "node": node_record(known.node),
         "history": [node_record(version) for version in known.history],
+        "placement_causes": [_cause_record(cause) for cause in known.causes],
         "decisions": [decision_record(row) for row in known.decisions],
         "collectives": [collective_record(row) for row in known.collectives],
         "derived": [node_record(row) for row in known.derived],
@@ -53,6 +64,8 @@ def explain_report(known: NodeKnowledge) -> Report:
         "derived_duration_ns": _durations(known.derived_costs),
     }
     blocks: list[Block] = [Facts(_facts(known))]
+    if known.causes:
+        blocks.append(Lines(tuple(_cause_lines(known.causes)), "Why it is placed so"))
     if len(known.history) > 1:
         blocks.append(_history_table(known.history))
     if known.decisions:
@@ -104,10 +117,9 @@ def _facts(known: NodeKnowledge) -> tuple[tuple[str, str], ...]:
         facts.append(("source", f"{place_text(node.source)}  {node.source.text.strip()}".rstrip()))
     if node.origins and node.origins != (node.name,):
         facts.append(("comes from", ", ".join(node.origins)))
-    if node.reason:
+    if node.reason and not known.causes:
         facts.append(("why", node.reason))
-    if node.saved or node.recomputed:
-        facts.append(("for backward", "saved" if node.saved else "recomputed"))
+    facts.extend(_kept_facts(known))
     if known.cost is not None:
         facts.append(("cost (estimate)", _cost_text(known.cost)))
     times = _durations(known.derived_costs)
@@ -115,6 +127,53 @@ def _facts(known: NodeKnowledge) -> tuple[tuple[str, str], ...]:
         parts = (f"{graph} {time_text(duration)}" for graph, duration in times.items())
         facts.append(("derived (estimate)", ", ".join(parts)))
     return tuple(facts)
+
+
+def _kept_facts(known: NodeKnowledge) -> Iterator[tuple[str, str]]:
+    """What of the node is kept for the backward, and what is computed again."""
+    forward = {row.name: row for row in (known.node, *known.derived) if row.graph == "forward"}
+    again = [row for row in (known.node, *known.derived) if row.graph == "backward"]
+    reason = f"; chosen as {known.partition.reason}" if known.partition is not None else ""
+    saved = [row for row in forward.values() if row.saved]
+    if saved:
+        shown = [f"{row.name} ({bytes_text(row.local_bytes)})" for row in saved[:SHOWN_SAVED]]
+        more = f" and {len(saved) - len(shown)} more" if len(saved) > len(shown) else ""
+        yield "saved", ", ".join(shown) + more + reason
+    recomputed = [row.name for row in again if row.recomputed]
+    if recomputed:
+        yield "recomputed", ", ".join(recomputed) + reason
+    if forward and not saved and not recomputed:
+        yield "for backward", "not kept: nothing in the backward reads it"
+
+
+def _cause_lines(causes: Sequence[Cause]) -> Iterator[str]:
+    """One step a line, from the node back to the seed."""
+    for cause in causes:
+        node = cause.node
+        if cause.left_out:
+            keep = "keeps" if cause.left_out == 1 else "keep"
+            yield f"  <- {count_text(cause.left_out, 'operator')} that {keep} the placement"
+        arrow = "  <- " if cause is not causes[0] else ""
+        placement = f"{node.placement} " if node.placement else ""
+        where = f" ({place_text(node.source)})" if node.source is not None else ""
+        yield f"{arrow}{placement}{node.name}{where}"
+        if cause.why:
+            yield f"     because {cause.why}"
+        if cause.rule:
+            yield f"     {cause.rule}"
+
+
+def _cause_record(cause: Cause) -> dict[str, Any]:
+    return {
+        "node": cause.node.name,
+        "placement": cause.node.placement,
+        "target": cause.node.target,
+        "role": cause.node.role,
+        "why": cause.why,
+        "rule": cause.rule,
+        "left_out": cause.left_out,
+        "source": source_text(cause.node.source),
+    }
 
 
 def _cost_text(cost: CostRow) -> str:

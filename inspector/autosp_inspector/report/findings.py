@@ -6,7 +6,14 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from autosp_inspector.report.quantities import count_text, fraction_text, place_text, source_text
+from autosp_inspector.report.quantities import (
+    bytes_text,
+    count_text,
+    fraction_text,
+    place_text,
+    source_text,
+    time_text,
+)
 from autosp_inspector.report.report import Block, Facts, Lines, Report
 from autosp_inspector.rows import EstimateRow, FindingRow
 
@@ -43,7 +50,10 @@ def findings_count(findings: Sequence[FindingRow]) -> str:
 
 def findings_lines(findings: Sequence[FindingRow]) -> Lines:
     """Each finding on its own lines: what, where, what to do."""
-    return Lines(tuple(line for row in findings for line in _finding_lines(row)))
+    lines: list[str] = []
+    for row in findings:
+        lines.extend(("", *_finding_lines(row)) if lines else _finding_lines(row))
+    return Lines(tuple(lines))
 
 
 def first_of_each_code(findings: Sequence[FindingRow], *, title: str) -> Lines:
@@ -64,8 +74,21 @@ def _finding_lines(row: FindingRow) -> Iterator[str]:
     where = ", ".join(part for part in (place_text(row.source), row.module, row.node) if part)
     if where:
         yield f"    at {where}"
+    cost = cost_text(row)
+    if cost:
+        yield f"    costs {cost}"
     if row.hint:
         yield f"    {row.hint}"
+
+
+def cost_text(row: FindingRow) -> str:
+    """``64.0 MiB on a rank, 1.2 ms a step``; empty where nothing is known."""
+    parts = []
+    if row.cost_bytes:
+        parts.append(f"{bytes_text(row.cost_bytes)} on a rank")
+    if row.cost_ns:
+        parts.append(f"{time_text(row.cost_ns)} of a step")
+    return ", ".join(parts)
 
 
 def _record(row: FindingRow) -> dict[str, Any]:
@@ -77,4 +100,6 @@ def _record(row: FindingRow) -> dict[str, Any]:
         "module": row.module,
         "source": source_text(row.source),
         "hint": row.hint,
+        "cost_bytes": row.cost_bytes,
+        "cost_ns": row.cost_ns,
     }

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from autosp_inspector.report.report import Facts, Lines, Report, Table, left, right
@@ -17,6 +17,7 @@ def verification_report(data: Mapping[str, Any]) -> Report:
     facts = [
         ("verdict", "EQUAL" if data["ok"] else "DIFFERENT"),
         ("ranks", f"{data['ranks']} processes, {data['dtype']}"),
+        ("reference", str(data.get("reference", "the model in one process"))),
         ("loss", f"{loss['compiled']!r} compiled, {loss['reference']!r} reference"),
         ("loss error", _compared(loss["rel_error"], data.get("loss_tolerance"))),
         ("gradient error", _compared(data["max_rel_error"], data.get("tolerance"))),
@@ -29,11 +30,37 @@ def verification_report(data: Mapping[str, Any]) -> Report:
     if rows:
         columns = (left("parameter"), right("error"))
         blocks.append(Table(columns, rows, f"Largest errors of {len(gradients)} gradients"))
-    if data.get("first_wrong_node"):
+    wrong = data.get("first_wrong")
+    if wrong:
+        blocks.append(Facts(tuple(_wrong_facts(wrong)), "First wrong node"))
+    elif data.get("first_wrong_node"):
         blocks.append(Lines((f"First wrong node: {data['first_wrong_node']}",)))
-    if data.get("first_wrong_detail"):
+    if data.get("first_wrong_detail") and not wrong:
         blocks.append(Lines(tuple(str(data["first_wrong_detail"]).splitlines())))
     return Report(tuple(blocks), data, gradients, problems=0 if data["ok"] else 1)
+
+
+def _wrong_facts(wrong: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """The node at which the ranks' parts stop combining to what the model computes."""
+    yield "node", f"{wrong['node']}, its {wrong['quantity']}"
+    yield "operator", f"{wrong['operator']}, placed {wrong['placement']}"
+    if wrong["module"]:
+        yield "module", wrong["module"]
+    if wrong["source"]:
+        yield "source", f"{wrong['source']}  {wrong['source_text']}".rstrip()
+    if wrong["detail"]:
+        yield "what", wrong["detail"]
+    if wrong["expected"]:
+        yield "expected", _values(wrong["expected"])
+        yield "got", _values(wrong["actual"])
+    yield "error", _error(wrong["rel_error"])
+    if wrong["padding_fill"]:
+        yield "padding rows", f"filled with the {wrong['padding_fill']} valid row"
+    yield "next", f"autosp-inspect explain TARGET {wrong['node']}"
+
+
+def _values(values: Sequence[float]) -> str:
+    return ", ".join(f"{value:.6g}" for value in values)
 
 
 def _compared(value: float | None, tolerance: float | None) -> str:

@@ -10,7 +10,7 @@ from textual.binding import BindingType
 from textual.message import Message
 from textual.widget import Widget
 
-from autosp_inspector.queries.nodes import list_nodes
+from autosp_inspector.queries.nodes import NodeOrder, list_nodes
 from autosp_inspector.rows import ModuleRow, NodeRow
 from autosp_tui.bindings import bindings_of
 from autosp_tui.describe import describe_module, describe_node
@@ -76,6 +76,9 @@ _NODES = (
 )
 
 
+_ORDERS: dict[NodeOrder, str] = {"graph": "in order", "bytes": "by bytes", "time": "by time"}
+
+
 class GraphView(View):
     """One graph after one pass."""
 
@@ -97,6 +100,7 @@ class GraphView(View):
     _wanted: tuple[str, tuple[str, ...]] | None = None
     _ready = False
     _last_row: TreeItem | NodeRow | None = None
+    _order: NodeOrder = "graph"
 
     def compose_body(self) -> Iterable[Widget]:
         yield ModuleTree(id="tree")
@@ -182,23 +186,35 @@ class GraphView(View):
 
     def _fill_list(self) -> None:
         graph, index, text = self._graph, self._pass_index, self.filter_text
-        self.load(lambda trace: read_nodes(trace, graph, index, text, PAGE_ROWS), self._show_nodes)
+        order = self._order
+        self.load(
+            lambda trace: read_nodes(trace, graph, index, text, PAGE_ROWS, order),
+            self._show_nodes,
+        )
 
     def _show_nodes(self, page: NodePage) -> None:
         graph, index, text = self._graph, self._pass_index, self.filter_text
+        order = self._order
 
         async def fetch(offset: int, limit: int) -> Sequence[NodeRow]:
             return await self.session.read(
                 lambda trace: list_nodes(
-                    trace, graph=graph, pass_index=index, text=text, offset=offset, limit=limit
+                    trace,
+                    graph=graph,
+                    pass_index=index,
+                    text=text,
+                    order=order,
+                    offset=offset,
+                    limit=limit,
                 )
             )
 
         nodes = self.query_one("#nodes", VirtualList)
         kept = self._last_row.node if isinstance(self._last_row, TreeItem) else self._last_row
-        cursor = kept.position if isinstance(kept, NodeRow) and not text else 0
+        in_order = not text and order == "graph"
+        cursor = kept.position if isinstance(kept, NodeRow) and in_order else 0
         nodes.show_source(page.count, page.rows, fetch, cursor=cursor)
-        self.title_pane(nodes, f"Nodes · {plural(page.count, 'node')}")
+        self.title_pane(nodes, f"Nodes · {plural(page.count, 'node')} · {_ORDERS[order]}")
         if not page.rows:
             self.query_one("#detail", Detail).show(())
 
@@ -298,6 +314,14 @@ class GraphView(View):
 
     def action_toggle_flat(self) -> None:
         self._flat = not self._flat
+        self._refill()
+
+    def action_sort(self) -> None:
+        """Another order of the flat list; from the tree, the list by bytes."""
+        orders = list(_ORDERS)
+        place = orders.index(self._order) + 1 if self._listed else 1
+        self._order = orders[place % len(orders)]
+        self._flat = True
         self._refill()
 
     def action_next_graph(self) -> None:

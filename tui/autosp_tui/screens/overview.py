@@ -10,7 +10,13 @@ from textual.widget import Widget
 
 from autosp_inspector.rows import FindingRow
 from autosp_tui.advice import Suggestion, facts, suggestions, verdict
-from autosp_tui.describe import SEVERITY_MARKS, SEVERITY_TONES, describe_finding, describe_shares
+from autosp_tui.describe import (
+    SEVERITY_MARKS,
+    SEVERITY_TONES,
+    describe_finding,
+    describe_shares,
+    finding_cost,
+)
 from autosp_tui.present import Span, plural
 from autosp_tui.screens.dialog import Dialog
 from autosp_tui.screens.view import View, matches
@@ -32,6 +38,7 @@ def _message(row: FindingRow) -> Span:
 _FINDINGS = (
     Column[FindingRow]("", _severity, 9),
     Column[FindingRow]("what, and what to do", _message, 30, grow=4),
+    Column[FindingRow]("costs", lambda row: (finding_cost(row), "warning"), 18, from_width=100),
     Column[FindingRow]("where", lambda row: (row.node or row.module, "operator"), 12, grow=1),
     Column[FindingRow]("code", lambda row: (row.code, "muted"), 18, from_width=110),
 )
@@ -51,7 +58,11 @@ class OverviewView(View):
         yield Detail(title="Verdict", id="facts")
         yield Detail(title="What the peak is made of", id="shares")
         yield VirtualList(
-            _FINDINGS, empty="no findings", title="Findings", header=False, id="findings"
+            _FINDINGS,
+            empty="no findings",
+            title="Findings · Enter opens the node",
+            header=False,
+            id="findings",
         )
         yield VirtualList(
             _SUGGESTIONS,
@@ -93,7 +104,8 @@ class OverviewView(View):
         ]
         findings = self.query_one("#findings", VirtualList)
         findings.show_rows(rows)
-        self.title_pane(findings, f"Findings · {plural(len(rows), 'finding')}")
+        opens = " · Enter opens the node" if rows else ""
+        self.title_pane(findings, f"Findings · {plural(len(rows), 'finding')}{opens}")
 
     @on(VirtualList.Selected, "#findings")
     def _finding_chosen(self, event: VirtualList.Selected) -> None:

@@ -219,13 +219,25 @@ class PassesView(View):
         text = self.filter_text if self._filter_changes else ""
         rows = [row for row in self._detail.changes if _change_matches(row, text)]
         widget = self.query_one("#changes", VirtualList)
-        widget.show_rows(rows)
+        if rows:
+            widget.show_rows(rows)
+        else:
+            widget.show_message(self._why_empty(self._detail))
         counts = Counter(row.mark for row in rows)
         marks = "  ".join(f"{mark}{counts[mark]}" for mark in "+-~=" if counts[mark])
         hidden = "changed only" if self._hide_unchanged_nodes else "all nodes"
         self.title_pane(
             widget, f"Before/after · {self._detail.graph} · {hidden} · {marks or 'no change'}"
         )
+
+    def _why_empty(self, detail: PassDetail) -> str:
+        """What to do where before/after has nothing to show."""
+        name = detail.pass_row.name
+        if detail.changes:
+            return "no node matches the filter; Esc clears it"
+        if num_changes(detail.pass_row) and self._graph is not None:
+            return f"{name} changed no node of the {detail.graph} graph; f shows another graph"
+        return f"{name} changed no node; [ ] another pass, c hides such passes"
 
     def apply_filter(self) -> None:
         if self._filter_changes:
@@ -280,7 +292,9 @@ class PassesView(View):
             self._read_pass(self._detail.pass_row)
 
     def action_diff(self) -> None:
-        self.query_one("#changes").focus()
+        changes = self.query_one("#changes", VirtualList)
+        if changes.row_count:  # an empty pane says itself why it is empty
+            changes.focus()
 
     def action_sort(self) -> None:
         self._sort = (self._sort + 1) % len(_SORTS)

@@ -13,6 +13,7 @@ from autosp_inspector.cli.graph_options import known_graph
 from autosp_inspector.cli.source import OpenedSource
 from autosp_inspector.cli.view import View, rank_parameter, run_view, view_command
 from autosp_inspector.errors import TraceError
+from autosp_inspector.queries.causes import placement_causes
 from autosp_inspector.queries.collectives import list_collectives
 from autosp_inspector.queries.costs import node_cost
 from autosp_inspector.queries.decisions import list_decisions
@@ -58,7 +59,8 @@ def _view() -> View:
     return View(
         "explain",
         "Everything known of one node.\n\n"
-        "Source line, history over the passes, placement and why, collectives, bytes, time.",
+        "Source line, why it is placed so back to where the sequence was cut, history over the "
+        "passes, collectives, bytes, time, what is saved or recomputed.",
         _report,
         options=options,
     )
@@ -105,6 +107,8 @@ def _report(
             users=users_of(trace, node.name, node.graph),
             cost=node_cost(trace, node.name, node.graph),
             derived_costs=_costs(trace, derived),
+            causes=placement_causes(trace, node),
+            partition=next(iter(list_decisions(trace, topic="saved-tensors")), None),
         )
     )
 

@@ -1,0 +1,1 @@
+"""What is looked for in a finished compilation; :mod:`autosp.findings` runs all of it."""
