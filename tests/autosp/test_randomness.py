@@ -248,5 +248,5 @@ def test_attention_dropout_is_a_finding_with_its_bytes():
     found = {f.code: f for f in check_compilation(compilation, None)}
     finding = found["attention-dropout"]
     assert finding.severity == "info"
-    assert "[1, 12, 12, 12]" in finding.message and "MiB" in finding.message
+    assert "[1, 12, 12, 12]" in finding.message and "KiB" in finding.message
     assert "square-tensor" not in found
