@@ -74,7 +74,11 @@ class ProgramView:
     def is_sharded(self, node: Node) -> bool:
         """Whether a node of a derived graph works on this rank's part of the sequence."""
         tag = tag_of(node, self)
-        placed = self.placed.get(tag.origin) if tag else None
+        if tag is None:
+            return False
+        if tag.placement is not None:  # a whole result may be cut again after the operator
+            return not isinstance(tag.placement, Replicate)
+        placed = self.placed.get(tag.origin)
         return placed is not None and not isinstance(placed[0], Replicate)
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import operator
 from collections import Counter
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -345,6 +346,7 @@ class _Walk:
             )
             if not is_like:
                 return value
+            self._builder.amend(value.node, placement=REPLICATE, global_shape=value.shape)
             return self._redistribute(value, cut, "what follows goes on sharded", None)
 
         return [again(value) for value in whole] if isinstance(whole, list) else again(whole)
@@ -525,7 +527,8 @@ def _autocast_of(device: str) -> _Autocast:
 
 def rule_name(rule: Any) -> str:
     """``linear_algebra.linear``: the module of the rule and its function."""
-    function = getattr(rule, "func", rule)
+    function = rule.args[0] if isinstance(rule, partial) else rule  # see rules.rule_for
+    function = getattr(function, "func", function)
     return f"{function.__module__.rpartition('.')[2]}.{function.__name__}"
 
 

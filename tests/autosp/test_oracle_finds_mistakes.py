@@ -8,7 +8,7 @@ import torch.nn.functional as F
 
 from autosp.oracle import check_module
 from autosp.placement import Partial, Shard
-from autosp.sharding import along_dim, attention, linear_algebra, loss, redistribute, views
+from autosp.sharding import attention, linear_algebra, loss, redistribute, reductions, views
 from autosp.sharding.rules import RULES
 from tests.support.programs import VOCABULARY, SmallModel, prove, tokens
 
@@ -52,7 +52,7 @@ def test_a_loss_normalised_by_the_local_count(monkeypatch):
 
 
 def test_padding_rows_that_are_summed(monkeypatch):
-    monkeypatch.setattr(along_dim, "_valid_rows", lambda op, source, cut: source.node)
+    monkeypatch.setattr(reductions, "valid_rows", lambda op, source, cut: source.node)
     wrong = first_wrong(SmallModel(after=lambda m, x: x.mean(1)))
     assert (wrong.name, wrong.quantity) == ("mean", "value")
 
@@ -125,7 +125,7 @@ def test_a_wrong_gradient_behind_right_values(monkeypatch):
 
 def test_a_sum_that_is_called_replicated_but_is_partial(monkeypatch):
     def not_summed(op):
-        value = along_dim.reduction(op)
+        value = reductions.total(op)
         assert isinstance(value.placement, Partial)
         scaled = op.emit(aten.mul.Scalar, value, op.num_ranks)
         return op.result(scaled, value.placement)
@@ -135,7 +135,7 @@ def test_a_sum_that_is_called_replicated_but_is_partial(monkeypatch):
 
 
 def test_the_report_reads_as_one_line(monkeypatch):
-    monkeypatch.setattr(along_dim, "_valid_rows", lambda op, source, cut: source.node)
+    monkeypatch.setattr(reductions, "valid_rows", lambda op, source, cut: source.node)
     text = str(first_wrong(SmallModel(after=lambda m, x: x.mean(1))))
     assert "\n" not in text
     assert "value of mean (aten.mean.dim, P(sum))" in text

@@ -102,7 +102,7 @@ def test_a_prefix_before_the_tokens():
     assert_right(SmallModel(before=before, after=lambda m, x: x[:, 2:].sin()), max_fallbacks=None)
 
 
-def test_operators_over_the_sequence_are_right_through_the_gather_path():
+def test_operators_over_the_sequence_are_right_and_few_gather():
     def after(model, x):
         rows = (model.ids % x.shape[1])[..., None].expand(-1, -1, WIDTH)
         return (
@@ -121,7 +121,7 @@ def test_operators_over_the_sequence_are_right_through_the_gather_path():
 
     for proof in prove(SmallModel(after=after)):
         assert proof.report.ok, proof.report.first_wrong
-        assert proof.report.num_fallbacks >= 10
+        assert 1 <= proof.report.num_fallbacks <= 5
 
 
 def test_a_mixture_of_experts_with_a_balancing_loss():

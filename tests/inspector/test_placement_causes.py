@@ -87,7 +87,7 @@ def test_operators_that_keep_the_placement_are_counted_not_listed(trace: Trace) 
 def test_a_loss_leads_through_its_rule_to_the_seed(trace: Trace) -> None:
     causes = causes_of(trace, "cross_entropy_loss")
     assert causes[0].node.placement == "P(sum)"
-    assert causes[0].rule == "loss.cross_entropy"
+    assert causes[0].rule == "loss.class_loss"
     assert causes[-1].node.name == "embedding"
 
 
