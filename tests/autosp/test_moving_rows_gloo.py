@@ -13,7 +13,6 @@ from tests.support.gloo_sequences import moving
 CASES = {
     "even": verification(partial(moving, batch=2, length=8), ranks=2),
     "padding": verification(partial(moving, batch=1, length=7), ranks=2),
-    "inductor": verification(partial(moving, batch=1, length=7), ranks=2, inner="inductor"),
 }
 
 
