@@ -30,7 +30,7 @@ from autosp.graph import REGION_KEY, attribute_path, is_mutation, is_user_file, 
 from autosp.modes import restored_modes
 from autosp.placement import Shard
 from autosp.promises import drop_promises
-from autosp.runtime.gathered import GatheredOnUse
+from autosp.runtime.gathered import GatheredOnUse, block_of
 from autosp.writes import (
     end_with_writes,
     leaves_stay_as_they_are,
@@ -166,7 +166,7 @@ def _refuse_dynamic_sizes(module: GraphModule) -> None:
 
 def _fake_mode_of(values: Sequence[Any]) -> FakeTensorMode:
     for value in values:
-        fake = value.local if isinstance(value, GatheredOnUse) else value
+        fake = block_of(value)
         if isinstance(fake, FakeTensor):
             return fake.fake_mode
     raise AutoSPError("the compiled region has no tensor input", hint="Compile the whole model")
@@ -402,9 +402,7 @@ def _graph_input(node: Node) -> GraphInput:
     # Where the forward writes to an input, dynamo's own trace has changed the example.
     before = getattr(argument, "example", None)
     carrier = before if isinstance(before, torch.Tensor) else example
-    if isinstance(carrier, GatheredOnUse):
-        carrier = carrier.local
-    trainable = _needs_gradient(carrier)
+    trainable = _needs_gradient(block_of(carrier))
     kind: InputKind = "input"
     if (
         "_parameters[" in raw_name

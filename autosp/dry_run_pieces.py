@@ -18,7 +18,7 @@ from autosp.graph import output_node
 from autosp.outputs import OutputLeaf
 from autosp.pipeline import PassContext
 from autosp.placement import Shard
-from autosp.runtime.gathered import GatheredOnUse
+from autosp.runtime.gathered import GatheredOnUse, block_of
 
 
 class PieceCompiler:
@@ -32,8 +32,7 @@ class PieceCompiler:
         self._context.compilation = len(self.compilations)
         compilation = lower_to_rank(module, self._context)
         self.compilations.append(compilation)
-        blocks = [v.local if isinstance(v, GatheredOnUse) else v for v in example_inputs]
-        derive_graphs(compilation, blocks, partitioner=self._partitioner)
+        derive_graphs(compilation, [*map(block_of, example_inputs)], partitioner=self._partitioner)
 
         def run(*arguments: Any) -> list[Any]:
             trains = any(_requires_grad(argument) for argument in arguments)
@@ -64,5 +63,5 @@ def _fake_output(node: Any, leaf: OutputLeaf | None, group_name: str, *, trains:
 
 
 def _requires_grad(argument: Any) -> bool:
-    carrier = argument.local if isinstance(argument, GatheredOnUse) else argument
+    carrier = block_of(argument)
     return isinstance(carrier, torch.Tensor) and carrier.requires_grad

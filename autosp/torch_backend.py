@@ -31,7 +31,7 @@ from autosp.mesh import Mesh
 from autosp.outputs import OutputLeaf
 from autosp.pipeline import PassContext
 from autosp.placement import Shard
-from autosp.runtime.gathered import GatheredOnUse
+from autosp.runtime.gathered import GatheredOnUse, block_of
 from autosp.runtime.groups import RankGroup, join_mesh
 from autosp.runtime.sharded_inputs import ShardedInputs
 
@@ -79,7 +79,7 @@ class Backend:
                 keys = compilation.draw_random_keys()
             compiled = compile_graphs(
                 compilation,
-                [*map(_block, example_inputs), *keys],
+                [*map(block_of, example_inputs), *keys],
                 inner=self._inner,
                 partitioner=self._partitioner,
             )
@@ -91,7 +91,7 @@ class Backend:
         leaves, group = compilation.outputs.leaves, self._group.group
 
         def run(*arguments: Any) -> Any:
-            results = compiled(*map(_block, arguments), *compilation.draw_random_keys())
+            results = compiled(*map(block_of, arguments), *compilation.draw_random_keys())
             return [_leave(r, leaf, group) for r, leaf in zip(results, leaves, strict=True)]
 
         return run
@@ -102,11 +102,6 @@ class Backend:
         with self._context.running("check", description, {}):
             for finding in check_compilation(compilation, None):
                 self._context.find(finding)
-
-
-def _block(value: Any) -> Any:
-    """This rank's block of a sharded output of an earlier piece; others as they are."""
-    return value.local if isinstance(value, GatheredOnUse) else value
 
 
 def _leave(result: Any, leaf: OutputLeaf | None, group: Any) -> Any:

@@ -192,6 +192,11 @@ class GatheredOnUse(torch.Tensor):
         return _on_whole(func, args, kwargs or {})
 
 
+def block_of(value: Any) -> Any:
+    """This rank's block of a sharded output; anything else as it is."""
+    return value.local if isinstance(value, GatheredOnUse) else value
+
+
 _DESCRIPTIONS = frozenset(
     {
         torch.Tensor.size,
