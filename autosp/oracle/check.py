@@ -13,7 +13,7 @@ from torch.utils._pytree import tree_leaves
 
 from autosp.capture import CapturedProgram, capture
 from autosp.errors import AutoSPError
-from autosp.graph import local_tag, module_path, output_node, shape_of, source_location
+from autosp.graph import module_path, output_node, source_location
 from autosp.loggers import quiet_loggers
 from autosp.mesh import Mesh
 from autosp.oracle.combine import combine_cotangents, combine_values, cut_blocks
@@ -290,21 +290,20 @@ def _rank_seeds(
 
 
 def _whole_outputs(sharded: ShardedProgram, values: RankValues) -> list[torch.Tensor]:
-    """Every output without padding rows."""
+    """Every output without padding rows.
+
+    The shapes are the program's: an output may be some rows of what its node holds.
+    """
     leaves = tree_leaves(output_node(sharded.program.graph).args[0])
     nodes = [leaf for leaf in leaves if _is_node(leaf)]
     return [
         whole.detach()
-        for node, placement in zip(nodes, sharded.output_placements, strict=True)
+        for node, placement, shape in zip(
+            nodes, sharded.output_placements, sharded.output_shapes, strict=True
+        )
         if placement is not None
-        for whole in combine_values(values[node.name], placement, _global_shape(node))
+        for whole in combine_values(values[node.name], placement, shape)
     ]
-
-
-def _global_shape(node: Node) -> tuple[int, ...]:
-    tag = local_tag(node)
-    known = tag.global_shape if tag is not None else None
-    return shape_of(node) if known is None else known
 
 
 def _is_node(leaf: Any) -> bool:
