@@ -303,7 +303,7 @@ def _whole_outputs(sharded: ShardedProgram, values: RankValues) -> list[torch.Te
         for node, placement, shape in zip(
             nodes, sharded.output_placements, sharded.output_shapes, strict=True
         )
-        if placement is not None
+        if placement is not None and shape is not None
         for whole in combine_values(values[node.name], placement, shape)
     ]
 
