@@ -13,6 +13,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.fx import GraphModule
 
 import autosp
+from autosp.capture import GraphInput
 from autosp.compilation import (
     GRADIENT_CONVENTION,
     PARTITIONERS,
@@ -21,6 +22,7 @@ from autosp.compilation import (
     lower_to_rank,
     unprinted_graphs,
 )
+from autosp.deepspeed_engine import engine_mesh, install, is_engine
 from autosp.errors import AutoSPError
 from autosp.events import Recorder, RunStarted, SilentRecorder
 from autosp.findings import check_compilation
@@ -33,6 +35,7 @@ from autosp.pipeline import PassContext
 from autosp.placement import Shard
 from autosp.runtime.gathered import GatheredOnUse, block_of
 from autosp.runtime.groups import RankGroup, join_mesh
+from autosp.runtime.same_inputs import SameInputs
 from autosp.runtime.sharded_inputs import ShardedInputs
 
 
@@ -66,6 +69,11 @@ class Backend:
         recorder.record(_run_started(group, self._inner.name, partitioner))
 
     @property
+    def rank_group(self) -> RankGroup:
+        """This rank's place in the mesh."""
+        return self._group
+
+    @property
     def group(self) -> Any:
         """The process group of the SP axis."""
         return self._group.group
@@ -85,12 +93,13 @@ class Backend:
             )
         if self._context.wants_graphs:
             self._check(compilation)
-        takes_blocks = any(given.cut is not None for given in compilation.captured.inputs)
-        if not compilation.outputs.any_sharded and not takes_blocks and not keys:
-            return compiled
         leaves, group = compilation.outputs.leaves, self._group.group
+        same_inputs = SameInputs(group)
+        given = compilation.captured.inputs
 
         def run(*arguments: Any) -> Any:
+            if same_inputs.is_due:
+                same_inputs.check(_full_inputs(given, arguments))
             results = compiled(*map(block_of, arguments), *compilation.draw_random_keys())
             return [_leave(r, leaf, group) for r, leaf in zip(results, leaves, strict=True)]
 
@@ -102,6 +111,15 @@ class Backend:
         with self._context.running("check", description, {}):
             for finding in check_compilation(compilation, None):
                 self._context.find(finding)
+
+
+def _full_inputs(given: Sequence[GraphInput], arguments: Sequence[Any]) -> dict[str, torch.Tensor]:
+    """What the user passes whole to every rank of a group."""
+    return {
+        each.name: argument
+        for each, argument in zip(given, arguments, strict=True)
+        if each.kind == "input" and each.cut is None and isinstance(argument, torch.Tensor)
+    }
 
 
 def _leave(result: Any, leaf: OutputLeaf | None, group: Any) -> Any:
@@ -206,9 +224,20 @@ def compile(  # noqa: A001  the name users expect beside torch.compile
             that are not named are full on each rank.
         mesh, inner, partitioner, recorder, padding_fill, allow_breaks: see :func:`backend`.
 
+    A DeepSpeed engine keeps its loop: its module's forward becomes the compiled one, on the
+    mesh that ``sequence_parallel_size`` of its config asks for, and the engine is returned.
+
     Raises:
         AutoSPError: as :func:`backend`; errors of the compilation come with the first call.
     """
+    engine = cast(Any, model) if is_engine(model) else None
+    if engine is not None:
+        mesh, model = engine_mesh(engine, mesh), engine.module
+        if loss is not None:
+            raise AutoSPError(
+                "loss= does not go together with a DeepSpeed engine",
+                hint="Compute the loss in the forward of the module that the engine is made of",
+            )
     entry = backend(
         mesh,
         inner=inner,
@@ -217,12 +246,17 @@ def compile(  # noqa: A001  the name users expect beside torch.compile
         padding_fill=padding_fill,
         allow_breaks=allow_breaks,
     )
-    region = model if loss is None else _WithLoss(model, loss)
-    compiled = torch.compile(region, backend=entry, fullgraph=not allow_breaks, dynamic=False)
-    if not sharded_inputs:
-        return cast(torch.nn.Module, compiled)
     signature = _signature(model, takes_targets=loss is not None)
-    return ShardedInputs(cast(torch.nn.Module, compiled), signature, sharded_inputs, entry.group)
+    region: Any = model if loss is None else _WithLoss(model, loss)
+    if engine is not None:
+        region = model.forward  # the engine's own hooks stay outside
+    region = torch.compile(region, backend=entry, fullgraph=not allow_breaks, dynamic=False)
+    if sharded_inputs:
+        region = ShardedInputs(region, signature, sharded_inputs, entry.group)
+    if engine is None:
+        return cast(torch.nn.Module, region)
+    install(engine, region, entry.rank_group)
+    return cast(torch.nn.Module, engine)
 
 
 def _signature(model: torch.nn.Module, *, takes_targets: bool) -> inspect.Signature:
