@@ -10,6 +10,7 @@ from typing import Any, cast
 
 import torch
 from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import FSDPModule
 from torch.fx import GraphModule
 
 import autosp
@@ -246,6 +247,7 @@ def compile(  # noqa: A001  the name users expect beside torch.compile
         padding_fill=padding_fill,
         allow_breaks=allow_breaks,
     )
+    _refuse_inner_fsdp(model)
     signature = _signature(model, takes_targets=loss is not None)
     region: Any = model if loss is None else _WithLoss(model, loss)
     if engine is not None:
@@ -257,6 +259,21 @@ def compile(  # noqa: A001  the name users expect beside torch.compile
         return cast(torch.nn.Module, region)
     install(engine, region, entry.rank_group)
     return cast(torch.nn.Module, engine)
+
+
+def _refuse_inner_fsdp(model: torch.nn.Module) -> None:
+    """FSDP2 gathers the parameters of an inner module in hooks, which break the graph."""
+    inner = [n for n, m in model.named_modules() if n and isinstance(m, FSDPModule)]
+    if inner:
+        raise AutoSPError(
+            f"fully_shard was called on {inner[0]!r}{_and_more(inner)}, inside the model",
+            hint="Call it on the whole model alone: autosp.compile(fully_shard(model)). Gradients "
+            "and optimizer states are then cut over the ranks, as by ZeRO 2",
+        )
+
+
+def _and_more(names: Sequence[str]) -> str:
+    return f" and {len(names) - 1} more" if len(names) > 1 else ""
 
 
 def _signature(model: torch.nn.Module, *, takes_targets: bool) -> inspect.Signature:

@@ -9,6 +9,8 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
 from torch.fx import GraphModule, Interpreter, Node
 
 import autosp
@@ -188,6 +190,45 @@ def compare(training: Training) -> Comparison:
         num_all_to_alls=watching.num_all_to_alls,
         whole_activations=tuple(watching.whole_activations),
     )
+
+
+def compare_fsdp(training: Training) -> Comparison:
+    """FSDP2 on the whole model; every rank must call it."""
+    model = fully_shard(new_model(training), mesh=init_device_mesh("cpu", (dist.get_world_size(),)))
+    watching = Watching((BATCH * LENGTH, WIDTH), (LENGTH, PADDED[training.sp]))
+    compiled: Any = autosp.compile(model, autosp.Mesh(training.sp, training.dp), inner=watching)
+    optimizer = new_optimizer(training, model)
+    losses, norms = [], []
+    for (batch,) in batches(training):
+        ids = rows_of_this_group(batch, training)
+        loss = compiled(ids, labels=ids)
+        loss.backward()
+        limit = training.clipping or float("inf")
+        norm: Any = torch.nn.utils.clip_grad_norm_(model.parameters(), limit)
+        norms.append(float(norm.full_tensor()))
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(_mean_over_groups(loss.detach(), training))
+    reference, expected_losses, expected_norms = _single_process(training)
+    whole = new_model(training)
+    for parameter, shard in zip(whole.parameters(), model.parameters(), strict=True):
+        parameter.data = shard.full_tensor().detach()
+    return Comparison(
+        loss_error=max(abs(a - b) / b for a, b in zip(losses, expected_losses, strict=True)),
+        parameter_error=_parameter_error(whole, reference),
+        norms=tuple(zip(norms, expected_norms, strict=True)),
+        num_all_to_alls=watching.num_all_to_alls,
+        whole_activations=tuple(watching.whole_activations),
+    )
+
+
+def inner_fsdp_error() -> str:
+    model: Any = new_model(Training(model="llama"))
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    for layer in model.layers:
+        fully_shard(layer, mesh=mesh)
+    fully_shard(model, mesh=mesh)
+    return error_of(lambda: autosp.compile(model, inner="eager"))
 
 
 def _mean_over_groups(loss: torch.Tensor, training: Training) -> float:
