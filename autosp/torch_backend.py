@@ -14,7 +14,7 @@ from torch.distributed.fsdp import FSDPModule
 from torch.fx import GraphModule
 
 import autosp
-from autosp.capture import GraphInput
+from autosp.capture import GraphInput, InputKind
 from autosp.compilation import (
     GRADIENT_CONVENTION,
     PARTITIONERS,
@@ -100,7 +100,10 @@ class Backend:
 
         def run(*arguments: Any) -> Any:
             if same_inputs.is_due:
-                same_inputs.check(_full_inputs(given, arguments))
+                same_inputs.check(
+                    _whole_tensors(given, arguments, "input"),
+                    _whole_tensors(given, arguments, "parameter"),
+                )
             results = compiled(*map(block_of, arguments), *compilation.draw_random_keys())
             return [_leave(r, leaf, group) for r, leaf in zip(results, leaves, strict=True)]
 
@@ -114,12 +117,14 @@ class Backend:
                 self._context.find(finding)
 
 
-def _full_inputs(given: Sequence[GraphInput], arguments: Sequence[Any]) -> dict[str, torch.Tensor]:
-    """What the user passes whole to every rank of a group."""
+def _whole_tensors(
+    given: Sequence[GraphInput], arguments: Sequence[Any], kind: InputKind
+) -> dict[str, torch.Tensor]:
+    """Those that every rank of a group must hold alike, by the user's names."""
     return {
         each.name: argument
         for each, argument in zip(given, arguments, strict=True)
-        if each.kind == "input" and each.cut is None and isinstance(argument, torch.Tensor)
+        if each.kind == kind and each.cut is None and isinstance(argument, torch.Tensor)
     }
 
 

@@ -1,8 +1,9 @@
-"""Do the ranks of an SP group really work on one batch? Checked on the first batches.
+"""Do the ranks of an SP group have one batch and one model? Checked in the first calls.
 
 Every rank of a group cuts its part out of what it takes for the full input. A loader that
-gives each rank a batch of its own (a ``DistributedSampler`` over all ranks is enough) would
-train on a mixture of them, without an error and with a loss that looks well.
+gives each rank a batch of its own (a ``DistributedSampler`` over all ranks is enough), models
+initialised from different seeds, or gradients that nobody averages would train a mixture,
+without an error and with a loss that looks well.
 """
 
 from __future__ import annotations
@@ -16,19 +17,20 @@ import torch.distributed as dist
 from autosp.errors import AutoSPError
 
 NUM_CALLS = 2
-"""Batches that are compared, of each compiled program: a loader differs from the first on."""
+"""Calls that are compared, of each compiled program: a loader or an initialisation differs from
+the first on, parameters whose gradients were not averaged at the second."""
 
 _INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 class DifferentInputsError(AutoSPError):
-    """Ranks of one SP group were given different batches."""
+    """Ranks of one SP group were given different batches, or have different parameters."""
 
 
 class SameInputs:
-    """Compares the inputs of the ranks of ``group`` in the first calls.
+    """Compares inputs and parameters of the ranks of ``group`` in the first calls.
 
-    One all-gather of two numbers an input, on the inputs' device; the later calls do nothing.
+    One all-gather of two numbers a tensor, on the tensors' device; the later calls do nothing.
     """
 
     def __init__(self, group: Any) -> None:
@@ -39,36 +41,48 @@ class SameInputs:
     def is_due(self) -> bool:
         return self._calls_left > 0
 
-    def check(self, inputs: Mapping[str, torch.Tensor]) -> None:
+    def check(
+        self, inputs: Mapping[str, torch.Tensor], parameters: Mapping[str, torch.Tensor]
+    ) -> None:
         """Compare; every rank of the group must call it, with the same names.
 
         Raises:
-            DifferentInputsError: an input differs; names it and the ranks.
+            DifferentInputsError: a tensor differs; names it and the ranks.
         """
         self._calls_left -= 1
-        if not inputs:
+        named = [("input", n, t) for n, t in inputs.items()]
+        named += [("parameter", n, t) for n, t in parameters.items()]
+        if not named:
             return
+        device = named[-1][2].device  # that of the parameters, if there are any
         with torch.no_grad():
-            mine = torch.stack([fingerprint(tensor) for tensor in inputs.values()])
+            mine = torch.stack([fingerprint(tensor).to(device) for _, _, tensor in named])
         by_rank = [torch.empty_like(mine) for _ in range(dist.get_world_size(self._group))]
         dist.all_gather(by_rank, mine, group=self._group)
-        for index, name in enumerate(inputs):
-            differing = [
-                r for r, row in enumerate(by_rank) if bool((row != by_rank[0])[index].any())
-            ]
-            if differing:
-                raise self._difference(name, differing)
+        differs = torch.stack([(row != by_rank[0]).any(1) for row in by_rank])
+        if bool(differs.any()):
+            index = int(differs.any(0).nonzero()[0])
+            kind, name, _ = named[index]
+            raise self._difference(kind, name, differs[:, index].nonzero().flatten().tolist())
 
-    def _difference(self, name: str, differing: list[int]) -> DifferentInputsError:
+    def _difference(self, kind: str, name: str, differing: list[int]) -> DifferentInputsError:
         ranks = [dist.get_global_rank(self._group, rank) for rank in (0, *differing)]
         others = ", ".join(map(str, ranks[1:]))
         return DifferentInputsError(
-            f"the input {name!r} on rank {others} is not that of rank {ranks[0]}, though they "
+            f"the {kind} {name!r} on rank {others} is not that of rank {ranks[0]}, though they "
             "are in one sequence-parallel group",
-            hint="Give all ranks of a group the same batch: sample with "
-            "autosp.data_parallel_sampler(dataset, mesh). If each rank has its own part of the "
-            "sequence, name it in sharded_inputs=",
+            hint=_HINTS[kind],
         )
+
+
+_HINTS = {
+    "input": "Give all ranks of a group the same batch: sample with "
+    "autosp.data_parallel_sampler(dataset, mesh). If each rank has its own part of the "
+    "sequence, name it in sharded_inputs=",
+    "parameter": "Build the model after the same torch.manual_seed on every rank, and before "
+    "optimizer.step() average gradients over all ranks: autosp.average_gradients, "
+    "DistributedDataParallel or ZeRO",
+}
 
 
 def fingerprint(tensor: torch.Tensor) -> torch.Tensor:
@@ -81,6 +95,8 @@ def fingerprint(tensor: torch.Tensor) -> torch.Tensor:
         ``[2]`` int64 on the tensor's device.
     """
     tensor = tensor.detach()
+    if not tensor.numel():
+        return torch.zeros(2, dtype=torch.int64, device=tensor.device)
     if tensor.is_complex():
         tensor = torch.view_as_real(tensor)
     if tensor.dtype is torch.bool:

@@ -13,7 +13,9 @@ from tests.support.engine_cases import (
     compile_error,
     degree_error,
     different_batches_error,
+    different_models_error,
     doubled_gradients_error,
+    gradients_not_averaged_error,
     later_batches_error,
     resumed,
     samples_of_ranks,
@@ -86,6 +88,8 @@ OTHERS = {
     "doubled gradients": doubled_gradients_error,
     "different batches": different_batches_error,
     "a later batch": later_batches_error,
+    "different models": different_models_error,
+    "gradients not averaged": gradients_not_averaged_error,
 }
 STAGE_3 = {"stage 3": partial(compile_error, zero_optimization={"stage": 3})}
 """Last: it replaces torch's linear for the whole process."""
@@ -108,6 +112,14 @@ def others(tmp_path_factory):
         ("doubled gradients", "gradients are 2 times the average over the 2 ranks"),
         ("different batches", "the input 'input_ids' on rank 1 is not that of rank 0"),
         ("a later batch", "the input 'labels' on rank 1 is not that of rank 0"),
+        (
+            "different models",
+            "the parameter 'token_embedding.weight' on rank 1 is not that of rank 0",
+        ),
+        (
+            "gradients not averaged",
+            "the parameter 'token_embedding.weight' on rank 1 is not that of",
+        ),
     ],
 )
 def test_what_does_not_go_together_is_refused(others, case, expected):

@@ -327,6 +327,24 @@ def later_batches_error() -> str:
     return error_of(lambda: compiled(ids, labels=labels))
 
 
+def different_models_error() -> str:
+    torch.manual_seed(dist.get_rank())
+    compiled: Any = autosp.compile(sample_model("gpt", tiny=True), inner="eager")
+    ids = batches(Training())[0][0]
+    return error_of(lambda: compiled(ids, labels=ids))
+
+
+def gradients_not_averaged_error() -> str:
+    training = Training()
+    model = new_model(training)
+    compiled: Any = autosp.compile(model, inner="eager")
+    optimizer = new_optimizer(training, model)
+    ids = batches(training)[0][0]
+    compiled(ids, labels=ids).backward()
+    optimizer.step()
+    return error_of(lambda: compiled(ids, labels=ids))
+
+
 # ------------------------------------------------------------------ data, checkpoints
 
 
