@@ -51,7 +51,7 @@ class _Applied(torch.autograd.Function):
     ) -> tuple[Tensor, ...]:
         del inputs
         ctx.backward_program, ctx.saved = target.backward, saved
-        return with_a_history(ctx, target, values)
+        return with_a_history(ctx, values, target.differentiable)
 
     @staticmethod
     def backward(ctx: Any, *cotangents: Tensor) -> Any:
@@ -60,10 +60,12 @@ class _Applied(torch.autograd.Function):
         return None, None, None, *gradients
 
 
-def with_a_history(ctx: Any, target: CustomGradient, values: Sequence[Tensor]) -> tuple[Any, ...]:
+def with_a_history(
+    ctx: Any, values: Sequence[Tensor], differentiable: Sequence[bool]
+) -> tuple[Tensor, ...]:
     """Tensors of their own, for a function to return; marks those without a gradient."""
     results = tuple(value.detach() for value in values)
-    flags = zip(results, target.differentiable * (len(values) // len(target.differentiable)))
+    flags = zip(results, differentiable, strict=True)
     ctx.mark_non_differentiable(*(result for result, wanted in flags if not wanted))
     return results
 

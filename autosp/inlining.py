@@ -35,13 +35,14 @@ LIBRARY.define(  # type: ignore[no-untyped-call]
 )
 
 
-@torch.library.register_fake("autosp::function_call", lib=LIBRARY)
 def _results(
     values: list[Tensor], saved: list[Tensor], inputs: list[Tensor], call: int
 ) -> list[Tensor]:
     del saved, inputs, call
     return [torch.empty_like(value) for value in values]
 
+
+torch.library.register_fake("autosp::function_call", _results, lib=LIBRARY)
 
 BOUNDARY = torch.ops.autosp.function_call.default
 """Stands for a :class:`CustomGradient` while a program is traced; ``call`` counts the calls."""
@@ -166,8 +167,8 @@ def attach_backwards(
     for node in program.graph.find_nodes(op="call_function", target=BOUNDARY):
         values, saved, inputs, index = node.args
         call = calls[index]
-        tensors = [[n.meta["val"] for n in group] for group in (values, saved, inputs)]
-        backwards.append(_backward_program(call, *tensors, fake_mode))
+        tensors = ([n.meta["val"] for n in group] for group in (values, saved, inputs))
+        backwards.append(_backward_program(call, fake_mode, *tensors))
         target = CustomGradient(backwards[-1], call.differentiable)
         with program.graph.inserting_before(node):
             made = program.graph.call_function(target, (values, saved, inputs))
@@ -180,10 +181,10 @@ def attach_backwards(
 
 def _backward_program(
     call: FunctionCall,
+    fake_mode: FakeTensorMode,
     values: Sequence[Tensor],
     saved: Sequence[Tensor],
     inputs: Sequence[Tensor],
-    fake_mode: FakeTensorMode,
 ) -> GraphModule:
     def run(*given: Tensor) -> list[Tensor | None]:
         cotangents, tensors = given[: len(values)], iter(given[len(values) :])

@@ -115,7 +115,7 @@ class _JointBackward(torch.autograd.Function):
         del inputs
         ctx.details = (targets, [saved for _, saved, _ in arguments])
         values = [value for own, _, _ in arguments for value in own]
-        return with_a_history(ctx, targets[0], values)
+        return with_a_history(ctx, values, targets[0].differentiable * len(targets))
 
     @staticmethod
     def backward(ctx: Any, *cotangents: torch.Tensor) -> Any:

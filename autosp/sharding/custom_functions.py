@@ -72,12 +72,16 @@ def emit(
     values = [_summed(op, value) for value in values]
     backward = Backward(
         op.node,
-        [*(_cotangent_placement(op, value) for value in values), *(value.placement for value in saved)],
+        [
+            *(_cotangent_placement(op, value) for value in values),
+            *(value.placement for value in saved),
+        ],
         [value.placement for value in inputs],
         len(values),
     )
     program = shard_backward(target.backward, backward)
     node = op.emit(CustomGradient(program, target.differentiable), values, saved, inputs)
+    op.builder.amend(node, placement=values[0].placement)  # what is derived from it lies alike
     for inner in program.graph.nodes:
         inner.meta["custom"] = {CUSTOM_KEY: node.name}
     return op.results(node, [value.placement for value in values])

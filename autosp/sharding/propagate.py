@@ -116,6 +116,8 @@ class _Walk:
         self._blocks: dict[Node, list[Value]] = {}
         """User's node -> blocks of it that were computed instead of, or beside, the whole."""
         self._fallbacks: Counter[str] = Counter()
+        self._output_placements: tuple[Placement | None, ...] = ()
+        self._output_shapes: tuple[tuple[int, ...] | None, ...] = ()
         self._why = ""
         """Why the value that is being made lies as it does."""
         self._gathered: set[Node] = set()
@@ -375,7 +377,6 @@ class _Walk:
             )
             gradients = self._backward.leave(operation, self._lookup)
             self._graph.output(gradients)
-            self._output_placements, self._output_shapes = (), ()
             return
         leaves: list[Placement | None] = []
         shapes: list[tuple[int, ...] | None] = []

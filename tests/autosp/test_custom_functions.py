@@ -10,19 +10,22 @@ import torch.nn.functional as F
 
 from autosp.custom_gradients import is_custom_gradient
 from autosp.dry_run import dry_run
-from autosp.errors import AutoSPError, RandomnessError
-from autosp.graph import collective_kind
+from autosp.errors import AutoSPError, GraphBreakError, RandomnessError
+from autosp.graph import collective_kind, output_node
 from autosp.oracle.check import with_captured
 from autosp.oracle.lockstep import run_whole
 from autosp.verification_processes import run_on_ranks
 from tests.support.custom_functions import (
     BODIES,
-    Sorting,
+    Transformed,
     everything,
     gelu,
+    some,
+    square,
     straight_through,
     subject,
     twice,
+    under_autocast,
 )
 from tests.support.dry_runs import request_for
 from tests.support.gloo_cases import run_cases, verification
@@ -49,23 +52,17 @@ def test_the_captured_program_has_the_gradients_of_the_eager_model():
 
     def compare(captured, real):
         values = run_whole(captured.program, real)
-        leaves = {i.name: v for i, v in zip(captured.inputs, _placeholders(captured, values))}
-        (loss,) = values["output"]
-        found = torch.autograd.grad(loss, [leaves[n] for n in leaves if leaves[n].requires_grad])
-        trained = [n for n in leaves if leaves[n].requires_grad]
-        gradients = dict(zip(trained, found, strict=True))
-        compared = 0
-        for (parameter, _), gradient in zip(model.named_parameters(), expected, strict=True):
-            if gradient is not None:
-                torch.testing.assert_close(gradients[parameter], gradient, rtol=1e-10, atol=1e-12)
-                compared += 1
-        assert compared > 3
+        placeholders = captured.program.graph.find_nodes(op="placeholder")
+        pairs = zip(captured.inputs, placeholders, strict=True)
+        leaves = {given.name: values[node.name] for given, node in pairs if given.trainable}
+        (loss,) = values[output_node(captured.program.graph).name]
+        gradients = dict(zip(leaves, torch.autograd.grad(loss, leaves.values()), strict=True))
+        named = dict(zip(dict(model.named_parameters()), expected, strict=True))
+        assert len(gradients) > 5
+        for name, gradient in gradients.items():
+            torch.testing.assert_close(gradient, named[name], rtol=1e-10, atol=1e-12)
 
     with_captured(model, (ids, labels), {}, compare)
-
-
-def _placeholders(captured, values):
-    return [values[node.name] for node in captured.program.graph.find_nodes(op="placeholder")]
 
 
 def test_the_derivative_of_the_forward_is_not_used():
@@ -107,7 +104,7 @@ def test_a_pointwise_function_stays_sharded_and_communicates_nothing():
 
 def test_an_operator_without_a_rule_in_a_backward_gathers_and_is_a_finding():
     def body(model, x):
-        return Sorting.apply(x)
+        return Transformed.apply(x)
 
     result = program_of(body)
     (finding,) = (f for f in result.findings if f.code == "gathered-operator")
@@ -116,6 +113,17 @@ def test_an_operator_without_a_rule_in_a_backward_gathers_and_is_a_finding():
     program = result.compilation.captured.program.graph
     assert finding.node in {node.name for node in program.nodes}
     assert_right(SmallModel(after=body), max_fallbacks=2)
+
+
+def test_a_function_under_autocast_is_right():
+    assert_right(SmallModel(after=under_autocast, dtype=torch.float32))
+
+
+def test_an_operator_of_a_library_runs_on_gathered_inputs_with_its_own_backward():
+    assert_right(SmallModel(after=lambda m, x: square(x)), max_fallbacks=1)
+    (finding,) = program_of(lambda m, x: square(x)).findings
+    assert finding.code == "gathered-operator"
+    assert "autosp_tests.square" in finding.message
 
 
 def test_one_rank_runs_the_function_as_it_is():
@@ -156,9 +164,23 @@ class Dirty(torch.autograd.Function):
 
 
 def test_random_numbers_in_a_backward_are_refused():
-    refused(
-        lambda m, x: Noisy.apply(x), RandomnessError, "draws random numbers", "functions.py:"
-    )
+    refused(lambda m, x: Noisy.apply(x), RandomnessError, "draws random numbers", "functions.py:")
+
+
+class Untraceable(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        torch._dynamo.graph_break()
+        return x.sin()
+
+    @staticmethod
+    def backward(ctx, cotangent):
+        return cotangent
+
+
+def test_a_function_that_cannot_be_traced_is_refused_at_its_line():
+    with pytest.raises(GraphBreakError, match=r"test_custom_functions.py:\d+ in forward.*break"):
+        program_of(lambda m, x: Untraceable.apply(x))
 
 
 def test_a_function_that_writes_to_its_input_is_refused():
@@ -166,8 +188,8 @@ def test_a_function_that_writes_to_its_input_is_refused():
 
 
 CASES = {
-    "eager": verification(partial(subject, batch=2, length=7), ranks=2, steps=3),
-    "inductor": verification(partial(subject, batch=1, length=9), ranks=2, inner="inductor"),
+    "eager": verification(partial(subject, everything, batch=2, length=7), ranks=2),
+    "inductor": verification(partial(subject, some, batch=1, length=9), ranks=2, inner="inductor"),
 }
 
 

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from tests.support.gloo_cases import Subject, mean_loss
-from tests.support.programs import NUM_HEADS, SmallModel, tokens
+from tests.support.programs import NUM_HEADS, Body, SmallModel, tokens
 
 
 class Gelu(torch.autograd.Function):
@@ -147,7 +147,23 @@ class Attention(torch.autograd.Function):
         return of_scores @ k, of_scores.mT @ q, weights.mT @ cotangents[0]
 
 
-class Sorting(torch.autograd.Function):
+class InLowPrecision(torch.autograd.Function):
+    """With the decorators for autocast."""
+
+    @staticmethod
+    @torch.amp.custom_fwd(device_type="cpu")
+    def forward(ctx: Any, x: Tensor, weight: Tensor) -> Tensor:
+        ctx.save_for_backward(x, weight)
+        return x @ weight
+
+    @staticmethod
+    @torch.amp.custom_bwd(device_type="cpu")
+    def backward(ctx: Any, *cotangents: Tensor) -> Any:
+        x, weight = ctx.saved_tensors
+        return cotangents[0] @ weight.mT, x.flatten(0, 1).mT @ cotangents[0].flatten(0, 1)
+
+
+class Transformed(torch.autograd.Function):
     """A backward with an operator that has no rule for a cut sequence."""
 
     @staticmethod
@@ -206,6 +222,29 @@ def of_a_sum(model: SmallModel, x: Tensor) -> Tensor:
     return x + Gelu.apply(x.sum(1, keepdim=True)) + Reversed.apply(x.mean((0, 1)), 2.0)
 
 
+def under_autocast(model: SmallModel, x: Tensor) -> Tensor:
+    with torch.autocast("cpu", torch.bfloat16):
+        y = InLowPrecision.apply(x, model.weight)
+    return y.float()
+
+
+@torch.library.custom_op("autosp_tests::square", mutates_args=())
+def square(x: Tensor) -> Tensor:
+    """An operator of a library, whose backward is not twice the input either."""
+    return x * x
+
+
+@square.register_fake
+def _(x: Tensor) -> Tensor:
+    return torch.empty_like(x)
+
+
+square.register_autograd(
+    lambda ctx, cotangent: 3 * cotangent * ctx.saved,
+    setup_context=lambda ctx, inputs, output: setattr(ctx, "saved", inputs[0]),
+)
+
+
 def in_a_region(model: SmallModel, x: Tensor) -> Any:
     return checkpoint(lambda y: gelu(model, y).sin(), x, use_reentrant=False)
 
@@ -239,7 +278,11 @@ def everything(model: SmallModel, x: Tensor) -> Tensor:
     return x
 
 
-def subject(*, batch: int, length: int) -> Subject:
-    """A model with all of them, for real processes."""
-    model = SmallModel(before=gelu, after=everything, loss=mean_loss)
+def some(model: SmallModel, x: Tensor) -> Tensor:
+    return clipped(model, straight_through(model, x))
+
+
+def subject(after: Body, *, batch: int, length: int) -> Subject:
+    """A model for real processes."""
+    model = SmallModel(before=gelu, after=after, loss=mean_loss)
     return Subject(model, tokens(batch, length))
