@@ -29,6 +29,7 @@ from autosp.graph import WRAPPER_ATTRIBUTE
 from autosp.inner import InnerCompiler, inner_compiler
 from autosp.loggers import skip_warnings_once
 from autosp.mesh import Mesh
+from autosp.output_hooks import install_output_hooks
 from autosp.outputs import OutputLeaf
 from autosp.pipeline import PassContext
 from autosp.placement import Shard
@@ -235,6 +236,7 @@ def compile(  # noqa: A001  the name users expect beside torch.compile
         padding_fill=padding_fill,
         allow_breaks=allow_breaks,
     )
+    install_output_hooks(model)
     region = model if loss is None else _WithLoss(model, loss)
     compiled = torch.compile(region, backend=entry, fullgraph=not allow_breaks, dynamic=False)
     if not sharded_inputs:
