@@ -236,8 +236,11 @@ def compile_graphs(
     *,
     inner: InnerCompiler | None,
     partitioner: str,
+    derived: Callable[[], None] = lambda: None,
 ) -> Callable[..., Any]:
     """Run AOTAutograd on the per-rank program and compile its two halves.
+
+    ``derived`` is called once, when the graphs are there and nothing is compiled yet.
 
     Returns the callable over flat inputs. The graphs are kept in ``compilation.graphs``.
     """
@@ -269,6 +272,7 @@ def compile_graphs(
             _record_partition(compilation, index)
         if inner is None:
             raise _GraphsDerived
+        derived()
         return forward, backward
 
     def inference(module: GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
@@ -278,6 +282,7 @@ def compile_graphs(
         state.close()
         if inner is None:
             raise _GraphsDerived
+        derived()
         return inner.compile_forward(module, inputs)
 
     def compile_half(module: GraphModule, inputs: Sequence[Any], *, is_backward: bool) -> Any:

@@ -12,6 +12,7 @@ from torch.fx import Graph, GraphModule, Node
 from torch.utils._pytree import tree_leaves
 
 from autosp.capture import CapturedProgram, capture
+from autosp.collective_order import check_same_collectives, collective_list
 from autosp.errors import AutoSPError
 from autosp.graph import module_path, output_node, source_location
 from autosp.loggers import quiet_loggers
@@ -334,10 +335,13 @@ def _compile(
         for item in passes:
             rewritten = item.run(rewritten, context)
         with fake_mode, torch.no_grad():
-            return [
+            ranks = [
                 shard(rewritten, PassContext(Mesh(sp=num_ranks, rank=rank)))
                 for rank in range(num_ranks)
             ]
+    name = context.group_name
+    check_same_collectives([collective_list(rank.program, None, name) for rank in ranks])
+    return ranks
 
 
 def _fill_padding(ranks: Sequence[ShardedProgram], fill: str) -> None:
