@@ -14,7 +14,7 @@ from functools import cache
 
 import pytest
 import torch
-from torch.fx import GraphModule, Node
+from torch.fx import GraphModule
 
 from autosp.compilation import RankCompilation
 from autosp.derived_placements import Placed, dual, placed_of, reshaped
