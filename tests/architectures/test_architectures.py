@@ -14,7 +14,6 @@ from tests.support.architecture_check import outcome_of
 from tests.support.architecture_page import PAGE, verdicts_on
 from tests.support.architectures import ARCHITECTURES, Architecture
 
-
 REPEATED = {
     "Ministral", "Phi-4", "GPT-J", "CodeGen", "MPT", "OLMo", "OLMo 3", "GLM", "StableLM",
     "Nemotron", "Persimmon", "EXAONE 4", "Helium", "Arcee", "ERNIE 4.5", "Seed-OSS", "Apertus",
