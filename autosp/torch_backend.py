@@ -82,7 +82,7 @@ class Backend:
                 keys = compilation.draw_random_keys()
             compiled = compile_graphs(
                 compilation,
-                [*map(block_of, example_inputs), *keys],
+                [*map(block_of, example_inputs), *map(_of_fixed_size, keys)],
                 inner=self._inner,
                 partitioner=self._partitioner,
                 derived=lambda: self._agree(compilation),
@@ -121,6 +121,16 @@ class Backend:
         with self._context.running("check", description, {}):
             for finding in check_compilation(compilation, None):
                 self._context.find(finding)
+
+
+def _of_fixed_size(keys: torch.Tensor) -> torch.Tensor:
+    """As AOTAutograd is to see the keys: dynamo, which did not see them, guards no size of theirs."""
+    tracing = torch._guards.TracingContext.try_get()
+    fake_mode = None if tracing is None else tracing.fake_mode
+    if fake_mode is None:
+        return keys
+    fixed: torch.Tensor = fake_mode.from_tensor(keys, static_shapes=True)
+    return fixed
 
 
 def _leave(result: Any, leaf: OutputLeaf | None, group: Any) -> Any:
