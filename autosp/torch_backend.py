@@ -11,6 +11,7 @@ from typing import Any, cast
 import torch
 from torch.distributed.device_mesh import DeviceMesh
 from torch.fx import GraphModule
+from torch.nn.parallel import DistributedDataParallel
 
 import autosp
 from autosp.collective_order import collective_list
@@ -124,7 +125,7 @@ class Backend:
 
 
 def _of_fixed_size(keys: torch.Tensor) -> torch.Tensor:
-    """As AOTAutograd is to see the keys: dynamo, which did not see them, guards no size of theirs."""
+    """As AOTAutograd is to see the keys: dynamo did not see them and can guard no size of them."""
     tracing = torch._guards.TracingContext.try_get()
     fake_mode = None if tracing is None else tracing.fake_mode
     if fake_mode is None:
@@ -236,8 +237,14 @@ def compile(  # noqa: A001  the name users expect beside torch.compile
         mesh, inner, partitioner, recorder, padding_fill, allow_breaks: see :func:`backend`.
 
     Raises:
-        AutoSPError: as :func:`backend`; errors of the compilation come with the first call.
+        AutoSPError: as :func:`backend`, or the model is wrapped for data parallelism; errors of
+            the compilation come with the first call.
     """
+    if isinstance(model, DistributedDataParallel):
+        raise AutoSPError(
+            "a DistributedDataParallel cannot be compiled: torch does not trace its forward",
+            hint="Wrap the other way round: DistributedDataParallel(autosp.compile(model))",
+        )
     entry = backend(
         mesh,
         inner=inner,

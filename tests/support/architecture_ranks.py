@@ -56,7 +56,10 @@ _ORDER = (
 """A third of the table, unlike ones first."""
 NUM_BY_DEFAULT = 14
 ON_TWO_RANKS = _ORDER if ALL_OF_THEM else _ORDER[:NUM_BY_DEFAULT]
-ON_FOUR_RANKS = ("Falcon, multi-query", *(("Llama", "T5", "Mixtral", "LLaVA") if ALL_OF_THEM else ()))
+ON_FOUR_RANKS = (
+    "Falcon, multi-query",
+    *(("Llama", "T5", "Mixtral", "LLaVA") if ALL_OF_THEM else ()),
+)
 
 ONLY_FLOAT32 = ("Mixtral", "DeepSeek V3", "GPT-OSS")
 """torch's grouped product takes no float64 when it computes."""
