@@ -35,7 +35,7 @@ from autosp.outputs import OutputLeaf
 from autosp.pipeline import PassContext
 from autosp.placement import Shard
 from autosp.runtime.agreement import agree_on_collectives
-from autosp.runtime.gathered import GatheredOnUse, block_of
+from autosp.runtime.gathered import GatheredOnUse, block_for_a_region, block_of
 from autosp.runtime.groups import RankGroup, join_mesh
 from autosp.runtime.sharded_inputs import ShardedInputs
 
@@ -96,7 +96,7 @@ class Backend:
         leaves, group = compilation.outputs.leaves, self._group.group
 
         def run(*arguments: Any) -> Any:
-            results = compiled(*map(block_of, arguments), *compilation.draw_random_keys())
+            results = compiled(*map(block_for_a_region, arguments), *compilation.draw_random_keys())
             return [_leave(r, leaf, group) for r, leaf in zip(results, leaves, strict=True)]
 
         return run
@@ -137,8 +137,9 @@ def _of_fixed_size(keys: torch.Tensor) -> torch.Tensor:
 def _leave(result: Any, leaf: OutputLeaf | None, group: Any) -> Any:
     if leaf is None or not isinstance(leaf.placement, Shard):
         return result
+    differentiable = leaf.differentiable or not torch.is_grad_enabled()  # then none is asked for
     return GatheredOnUse.wrap(
-        result, leaf.placement, leaf.shape, group, differentiable=leaf.differentiable
+        result, leaf.placement, leaf.shape, group, differentiable=differentiable
     )
 
 

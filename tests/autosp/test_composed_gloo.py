@@ -16,6 +16,8 @@ CASES = {
     "inside": composed_cases.inside_distributed_data_parallel,
     "buffer": partial(composed_cases.remembering, True),
     "attribute": partial(composed_cases.remembering, False),
+    "history": composed_cases.remembering_with_history,
+    "evaluation": composed_cases.remembering_without_gradients,
 }
 
 
@@ -45,3 +47,14 @@ def test_sharded_state_is_kept_from_step_to_step(found, name):
     assert not isinstance(found[name], str), found[name]
     assert len(found[name]) == 4
     assert max(found[name]) < 1e-12
+
+
+def test_sharded_state_with_a_history_is_refused_not_silently_cut_off(found):
+    assert "compiled without a gradient" in found["history"]
+    assert "self.state = x.detach()" in found["history"]
+    assert "\n" not in found["history"]
+
+
+def test_state_from_an_evaluation_may_be_read_in_training(found):
+    assert not isinstance(found["evaluation"], str), found["evaluation"]
+    assert found["evaluation"] < 1e-12

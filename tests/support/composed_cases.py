@@ -38,8 +38,9 @@ class Second(First):
 class Remembering(First):
     """Adds what it saw in the last step, which is sharded; a buffer, or a plain attribute."""
 
-    def __init__(self, *, is_buffer: bool) -> None:
+    def __init__(self, *, is_buffer: bool, detaches: bool = True) -> None:
         super().__init__()
+        self.detaches = detaches
         nothing = torch.zeros(BATCH, LENGTH, WIDTH, dtype=torch.float64)
         if is_buffer:
             self.register_buffer("seen", nothing)
@@ -48,7 +49,7 @@ class Remembering(First):
 
     def forward(self, ids: Tensor) -> Tensor:
         x = super().forward(ids) + 0.1 * self.seen
-        self.seen = x.detach()
+        self.seen = x.detach() if self.detaches else x
         return x.sin().sum()
 
 
@@ -104,3 +105,26 @@ def remembering(is_buffer: bool) -> list[float]:
         differences.append(abs(float(loss.detach() - eager(ids).detach())))
     differences.append(float((model.seen - eager.seen).abs().max()))
     return differences
+
+
+def remembering_with_history() -> str:
+    """Eager PyTorch would go back through two steps; here that gradient would be lost."""
+    ids, _ = tokens(BATCH, LENGTH)
+    compiled = autosp.compile(Remembering(is_buffer=False, detaches=False), inner="eager")
+    compiled(ids)
+    try:
+        compiled(ids)
+    except autosp.AutoSPError as error:
+        return str(error)
+    return "no error"
+
+
+def remembering_without_gradients() -> float:
+    """In evaluation nothing is lost."""
+    ids, _ = tokens(BATCH, LENGTH)
+    models = [Remembering(is_buffer=False, detaches=False) for _ in range(2)]
+    compiled = autosp.compile(models[0], inner="eager")
+    with torch.no_grad():
+        compiled(ids)
+        models[1](ids)
+    return abs(float(compiled(ids).detach() - models[1](ids).detach()))
