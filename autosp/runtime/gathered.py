@@ -206,8 +206,8 @@ def block_for_a_region(value: Any) -> Any:
     lost = isinstance(value, GatheredOnUse) and not value.differentiable
     if lost and torch.is_grad_enabled():
         raise BackwardThroughLogitsError(
-            "a compiled forward reads a sharded tensor that an earlier call returned or kept beside "
-            "its loss, and which was compiled without a gradient",
+            "a compiled forward reads a sharded tensor that an earlier call returned or kept "
+            "beside its loss, and which was compiled without a gradient",
             hint="detach() what is kept from step to step (self.state = x.detach()); or let the "
             "earlier model return no loss",
         )
