@@ -10,11 +10,13 @@ names the option; it is never a silent zero.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
-from torch.fx import Node
+from torch.fx import Graph, Node
 from torch.utils._pytree import tree_leaves
 
+from autosp.custom_gradients import is_custom_gradient
 from autosp.graph import CUSTOM_KEY, TAG_KEY, output_node, tensor_of
 from autosp.pipeline import PassContext
 from autosp.placement import Placement, Shard
@@ -52,6 +54,7 @@ def plan_outputs(sharded: ShardedProgram, context: PassContext) -> OutputPlan:
     has_loss = not context.allow_breaks and any(
         isinstance(leaf, Node) and _is_scalar_loss(leaf) for leaf in returned
     )
+    with_history = _with_history(sharded.program.graph)
     placed = iter(zip(sharded.output_placements, sharded.output_shapes, strict=True))
     leaves: list[OutputLeaf | None] = []
     for node in returned:
@@ -61,7 +64,7 @@ def plan_outputs(sharded: ShardedProgram, context: PassContext) -> OutputPlan:
             leaves.append(None)
             continue
         is_block = isinstance(placement, Shard) and tensor.is_floating_point()
-        differentiable = not (has_loss and is_block)
+        differentiable = not (has_loss and is_block and node in with_history)
         if is_block:
             _announce(node, placement, context, differentiable)
         if not differentiable:
@@ -69,6 +72,26 @@ def plan_outputs(sharded: ShardedProgram, context: PassContext) -> OutputPlan:
         leaves.append(OutputLeaf(placement, shape, differentiable))
     sharded.program.recompile()
     return OutputPlan(tuple(leaves))
+
+
+def _with_history(graph: Graph) -> set[Node]:
+    """The nodes through which a gradient would reach something that is trained."""
+    found: set[Node] = set()
+    enabled = True
+    for node in graph.nodes:
+        if node.target is torch._C._set_grad_enabled:
+            enabled = bool(node.args[0])
+        if node.op == "placeholder":
+            given = node.meta.get("autosp_input")
+            carries = given is not None and given.trainable
+        else:
+            sources: Any = node.args[2] if is_custom_gradient(node.target) else node.all_input_nodes
+            carries = enabled and any(source in found for source in sources)
+        tensor = tensor_of(node)
+        floating = tensor is None or tensor.is_floating_point()  # several tensors: ask each
+        if carries and floating and node.target is not aten.detach.default:
+            found.add(node)
+    return found
 
 
 def _is_scalar_loss(node: Node) -> bool:

@@ -12,6 +12,7 @@ import torch
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule
 from torch.fx import GraphModule
+from torch.nn.parallel import DistributedDataParallel
 
 import autosp
 from autosp.capture import GraphInput, InputKind
@@ -37,7 +38,7 @@ from autosp.outputs import OutputLeaf
 from autosp.pipeline import PassContext
 from autosp.placement import Shard
 from autosp.runtime.agreement import agree_on_collectives
-from autosp.runtime.gathered import GatheredOnUse, block_of
+from autosp.runtime.gathered import GatheredOnUse, block_for_a_region, block_of
 from autosp.runtime.groups import RankGroup, join_mesh
 from autosp.runtime.same_inputs import SameInputs
 from autosp.runtime.sharded_inputs import ShardedInputs
@@ -91,7 +92,7 @@ class Backend:
                 keys = compilation.draw_random_keys()
             compiled = compile_graphs(
                 compilation,
-                [*map(block_of, example_inputs), *keys],
+                [*map(block_of, example_inputs), *map(_of_fixed_size, keys)],
                 inner=self._inner,
                 partitioner=self._partitioner,
                 derived=lambda: self._agree(compilation),
@@ -108,7 +109,7 @@ class Backend:
                     _whole_tensors(given, arguments, "input"),
                     _whole_tensors(given, arguments, "parameter"),
                 )
-            results = compiled(*map(block_of, arguments), *compilation.draw_random_keys())
+            results = compiled(*map(block_for_a_region, arguments), *compilation.draw_random_keys())
             return [_leave(r, leaf, group) for r, leaf in zip(results, leaves, strict=True)]
 
         return run
@@ -143,15 +144,29 @@ def _whole_tensors(
     return {
         each.name: argument
         for each, argument in zip(given, arguments, strict=True)
-        if each.kind == kind and each.cut is None and isinstance(argument, torch.Tensor)
+        if each.kind == kind
+        and each.cut is None
+        and isinstance(argument, torch.Tensor)
+        and not isinstance(argument, GatheredOnUse)
     }
+
+
+def _of_fixed_size(keys: torch.Tensor) -> torch.Tensor:
+    """As AOTAutograd is to see the keys: dynamo did not see them and can guard no size of them."""
+    tracing = torch._guards.TracingContext.try_get()
+    fake_mode = None if tracing is None else tracing.fake_mode
+    if fake_mode is None:
+        return keys
+    fixed: torch.Tensor = fake_mode.from_tensor(keys, static_shapes=True)
+    return fixed
 
 
 def _leave(result: Any, leaf: OutputLeaf | None, group: Any) -> Any:
     if leaf is None or not isinstance(leaf.placement, Shard):
         return result
+    differentiable = leaf.differentiable or not torch.is_grad_enabled()  # then none is asked for
     return GatheredOnUse.wrap(
-        result, leaf.placement, leaf.shape, group, differentiable=leaf.differentiable
+        result, leaf.placement, leaf.shape, group, differentiable=differentiable
     )
 
 
@@ -253,8 +268,14 @@ def compile(  # noqa: A001  the name users expect beside torch.compile
     mesh that ``sequence_parallel_size`` of its config asks for, and the engine is returned.
 
     Raises:
-        AutoSPError: as :func:`backend`; errors of the compilation come with the first call.
+        AutoSPError: as :func:`backend`, or the model is wrapped for data parallelism; errors of
+            the compilation come with the first call.
     """
+    if isinstance(model, DistributedDataParallel):
+        raise AutoSPError(
+            "a DistributedDataParallel cannot be compiled: torch does not trace its forward",
+            hint="Wrap the other way round: DistributedDataParallel(autosp.compile(model))",
+        )
     engine = cast(Any, model) if is_engine(model) else None
     if engine is not None:
         mesh, model = engine_mesh(engine, mesh), engine.module

@@ -197,6 +197,23 @@ def block_of(value: Any) -> Any:
     return value.local if isinstance(value, GatheredOnUse) else value
 
 
+def block_for_a_region(value: Any) -> Any:
+    """This rank's block of a sharded output, for a compiled region that reads it.
+
+    Raises:
+        BackwardThroughLogitsError: a gradient would have to go back through it and cannot.
+    """
+    lost = isinstance(value, GatheredOnUse) and not value.differentiable
+    if lost and torch.is_grad_enabled():
+        raise BackwardThroughLogitsError(
+            "a compiled forward reads a sharded tensor that an earlier call returned or kept "
+            "beside its loss, and which was compiled without a gradient",
+            hint="detach() what is kept from step to step (self.state = x.detach()); or let the "
+            "earlier model return no loss",
+        )
+    return block_of(value)
+
+
 _DESCRIPTIONS = frozenset(
     {
         torch.Tensor.size,

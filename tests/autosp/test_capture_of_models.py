@@ -8,6 +8,7 @@ import types
 import pytest
 import torch
 
+import autosp
 from autosp.capture import capture
 from autosp.dry_run import dynamo_graph
 from autosp.errors import AutoSPError
@@ -65,19 +66,38 @@ def test_constants_without_contents_are_refused():
         capture(graph_module)
 
 
-def test_hooks_of_transformers_are_installed_before_the_model_is_traced(monkeypatch):
-    installed = []
+@pytest.fixture
+def installed(monkeypatch):
+    """The modules on which transformers was asked to install its hooks."""
+    found = []
     library = types.ModuleType(MODULE)
-    library.maybe_install_capturing_hooks = installed.append
+    library.maybe_install_capturing_hooks = found.append
     monkeypatch.setitem(sys.modules, MODULE, library)
+    return found
+
+
+def recording_model():
     model = SmallModel()
-    part = torch.nn.Linear(2, 2)
-    part._can_record_outputs = {}
-    model.part = part
+    model.part = torch.nn.Linear(2, 2)
+    model.part._can_record_outputs = {}
+    return model
+
+
+def test_hooks_of_transformers_are_installed_before_the_model_is_traced(installed):
+    model = recording_model()
 
     install_output_hooks(model)
 
-    assert installed == [part]
+    assert installed == [model.part]
+
+
+def test_the_entry_for_training_installs_the_hooks(installed, monkeypatch):
+    monkeypatch.setattr("autosp.torch_backend.backend", lambda *_, **__: "eager")
+    model = recording_model()
+
+    autosp.compile(model, loss=lambda output, targets: output)
+
+    assert installed == [model.part]
 
 
 def test_scalars_in_float64_do_not_stop_a_dry_run():

@@ -29,6 +29,7 @@ from tests.support.checkpointed import (
 from tests.support.dry_runs import request_for
 from tests.support.programs import SmallModel, assert_right, prove
 
+KEPT = torch.ops.aten.ge.Scalar
 ATTENTION = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default
 
 
@@ -77,6 +78,18 @@ def test_a_checkpoint_inside_another_changes_nothing(partitions):
     assert inner.again[ATTENTION] == outer.again[ATTENTION]
     assert inner.saved_bytes == outer.saved_bytes
     assert len(inner.decisions) == 2
+
+
+def test_dropout_of_a_region_draws_its_numbers_again_from_the_keys():
+    request = request_for(lambda: Decoder(checkpointed, dropout=0.2), sp=2, seq=64)
+    graphs = dry_run(request).compilation.graphs
+    again = recomputed_nodes(graphs.forward, graphs.backward)
+    drawn = [n for n in graphs.backward.graph.nodes if n.target is KEPT and n.name in again]
+    assert len(drawn) == 4, "attention and feed-forward of two layers"
+    saved = saved_tensors(graphs.forward, graphs.num_forward_outputs)
+    shapes = [tuple(n.meta["val"].shape) for n in saved if n.op == "call_function"]
+    assert (4, 3) in shapes, "the keys are saved"
+    assert not any(len(shape) == 4 and shape[-1] > 1 for shape in shapes), "numbers are not"
 
 
 def test_a_policy_chooses_what_is_saved(partitions):

@@ -8,6 +8,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 import torch.nn.functional as F
+from torch.utils.checkpoint import checkpoint
 
 from autosp.compilation import derive_graphs, lower_to_rank, saved_tensors
 from autosp.dry_run import dynamo_graph
@@ -46,6 +47,11 @@ KEYED = {
     "uniform_": lambda m, x: x * torch.empty_like(x).uniform_(0.5, 1.5),
     "normal_": lambda m, x: x + torch.empty_like(x).normal_(0.5, 1.5),
     "gumbel softmax": lambda m, x: F.gumbel_softmax(x),
+    "dropout in a checkpointed region": lambda m, x: checkpoint(
+        lambda y: F.dropout(F.linear(y, m.weight), 0.3) + m.attend(F.dropout(y, 0.2)),
+        x,
+        use_reentrant=False,
+    ),
     "a scalar": lambda m, x: x * torch.rand((), dtype=x.dtype),
     "dropout of a replicated value": lambda m, x: x * F.dropout(m.weight[:1], 0.3),
     "dropout of positions": lambda m, x: (

@@ -7,15 +7,16 @@ from functools import partial
 import pytest
 
 from autosp.verification_processes import run_on_ranks
+from autosp.verification_report import COMPILED_REFERENCE
 from tests.support.gloo_cases import run_cases
-from tests.support.region_cases import AUTOCAST, CHECKPOINTED, WRAPPED, WRITING
+from tests.support.region_cases import AUTOCAST, CHECKPOINTED, DROPPED, WRAPPED, WRITING
 
 
 @pytest.fixture(scope="module")
 def found():
-    return run_on_ranks(
-        partial(run_cases, {**CHECKPOINTED, **WRAPPED, **AUTOCAST, **WRITING}), num_ranks=2
-    )
+    cases = {**CHECKPOINTED, **WRAPPED, **AUTOCAST, **WRITING}
+    dropped = {f"dropped {name}": case for name, case in DROPPED.items()}
+    return run_on_ranks(partial(run_cases, {**cases, **dropped}), num_ranks=2)
 
 
 @pytest.mark.parametrize("name", [*CHECKPOINTED, *WRAPPED])
@@ -24,6 +25,15 @@ def test_checkpointed_and_adapted_models_equal_the_eager_model(found, name):
     assert not isinstance(report, str), report
     assert report.ok, (report.max_rel_error, report.first_wrong_detail)
     assert len(report.gradients) > 3
+
+
+@pytest.mark.parametrize("name", DROPPED)
+def test_dropout_in_regions_is_drawn_again_as_one_rank_draws_it(found, name):
+    report = found[f"dropped {name}"]
+    assert not isinstance(report, str), report
+    assert report.reference == COMPILED_REFERENCE
+    assert report.ok, (report.max_rel_error, report.first_wrong_detail)
+    assert len(report.gradients) > 10
 
 
 @pytest.mark.parametrize("name", WRITING)

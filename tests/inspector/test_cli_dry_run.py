@@ -131,6 +131,18 @@ def test_verify_compares_loss_and_every_gradient(cli: CommandLine) -> None:
     assert data["max_rel_error"] < 1e-12
 
 
+def test_verify_of_a_model_with_dropout_compares_with_one_rank(cli: CommandLine) -> None:
+    options = ("--arg", "dropout=0.1", "--seq", "15", "--steps", "2", "--seed", "3")
+    outcome = cli("verify", SAMPLES / "gpt.py", *options, "--json")
+    assert outcome.status == 0, outcome.err
+    data = outcome.json
+    assert data["ok"] is True
+    assert "on one rank" in data["reference"]
+    assert len(data["gradients"]) == 28
+    without = cli("verify", SAMPLES / "gpt.py", "--seq", "15", "--seed", "3", "--json").json
+    assert without["loss"]["reference"] != data["loss"]["reference"]
+
+
 def test_verify_fails_if_anything_differs(
     cli: CommandLine, monkeypatch: pytest.MonkeyPatch
 ) -> None:

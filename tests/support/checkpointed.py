@@ -24,9 +24,11 @@ Call = Callable[..., Any]
 class Decoder(nn.Module):
     """Two layers with attention; ``call`` runs each of them."""
 
-    def __init__(self, call: Call, *, dtype: torch.dtype = torch.float32) -> None:
+    def __init__(
+        self, call: Call, *, dtype: torch.dtype = torch.float32, dropout: float = 0.0
+    ) -> None:
         super().__init__()
-        self.call = call
+        self.call, self.dropout = call, dropout
         self.table = nn.Embedding(VOCABULARY, WIDTH)
         self.mixing = nn.ModuleList(nn.Linear(WIDTH, 3 * WIDTH) for _ in range(2))
         self.up = nn.ModuleList(nn.Linear(WIDTH, 4 * WIDTH) for _ in range(2))
@@ -43,11 +45,11 @@ class Decoder(nn.Module):
             part.view(batch, length, NUM_HEADS, -1).transpose(1, 2)
             for part in self.mixing[index](x).chunk(3, -1)
         )
-        y = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        y = F.scaled_dot_product_attention(q, k, v, dropout_p=self.dropout, is_causal=True)
         return x + y.transpose(1, 2).reshape(batch, length, width)
 
     def feed(self, index: int, x: Tensor) -> Tensor:
-        return x + self.down[index](F.gelu(self.up[index](x)))
+        return x + F.dropout(self.down[index](F.gelu(self.up[index](x))), self.dropout)
 
     def forward(self, input_ids: Tensor, labels: Tensor) -> Tensor:
         x = self.table(input_ids)

@@ -24,10 +24,10 @@ from tests.support.programs import SmallModel
 from tests.support.wrapped import Adapted, PartlyInHalf, Tied
 
 
-def decoder(call: Call, *, length: int) -> Subject:
+def decoder(call: Call, *, length: int, dropout: float = 0.0) -> Subject:
     torch.manual_seed(0)
     ids, labels = tokens(2, length)
-    model = Decoder(call, dtype=torch.float64)
+    model = Decoder(call, dtype=torch.float64, dropout=dropout)
     return Subject(model, kwargs={"input_ids": ids, "labels": labels})
 
 
@@ -49,6 +49,16 @@ CHECKPOINTED: dict[str, Case] = {
     "nested": verification(partial(decoder, nested, length=9), ranks=2),
     "selective": verification(partial(decoder, selectively, length=9), ranks=2),
 }
+DROPPED: dict[str, Case] = {
+    "all of it": verification(partial(decoder, checkpointed, length=9, dropout=0.2), ranks=2),
+    "nested": verification(
+        partial(decoder, nested, length=9, dropout=0.2), ranks=2, partitioner="default"
+    ),
+    "a policy": verification(
+        partial(decoder, selectively, length=9, dropout=0.2), ranks=2, inner="inductor"
+    ),
+}
+"""Regions that draw random numbers, and draw them again."""
 
 
 def wrapped(kind: Callable[..., Decoder]) -> Case:
