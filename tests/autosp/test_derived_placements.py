@@ -14,7 +14,7 @@ from functools import cache
 
 import pytest
 import torch
-from torch.fx import GraphModule, Node
+from torch.fx import GraphModule
 
 from autosp.compilation import RankCompilation
 from autosp.derived_placements import Placed, dual, placed_of, reshaped
@@ -32,10 +32,23 @@ LENGTH = 24
 
 
 @cache
-def compiled(sample: str, sp: int, rank: int = 0, batch: int = 1) -> RankCompilation:
+def recorded(
+    sample: str, sp: int, rank: int = 0, batch: int = 1
+) -> tuple[RankCompilation, dict[str, GraphSnapshot]]:
+    """One rank's compilation, and the last state of each graph by name."""
+    recorder = ListRecorder()
     request = request_for(sample, sp=sp, seq=LENGTH, batch=batch)
     request = dataclasses.replace(request, mesh=Mesh(sp=sp, rank=rank))
-    return dry_run(request, recorder=ListRecorder()).compilation
+    compilation = dry_run(request, recorder=recorder).compilation
+    return compilation, {e.graph: e for e in recorder.events if isinstance(e, GraphSnapshot)}
+
+
+def compiled(sample: str, sp: int, rank: int = 0, batch: int = 1) -> RankCompilation:
+    return recorded(sample, sp, rank, batch)[0]
+
+
+def snapshots(sample: str, sp: int) -> dict[str, GraphSnapshot]:
+    return recorded(sample, sp)[1]
 
 
 def joint_of(compilation: RankCompilation) -> GraphModule:
@@ -106,14 +119,6 @@ def test_parts_combined_by_their_label_are_what_one_rank_computes(sample: str, s
             wrong.append(f"{node.format_node()} {placed}")
     assert not wrong
     assert num_checked > 200
-
-
-@cache
-def snapshots(sample: str, sp: int) -> dict[str, GraphSnapshot]:
-    """The last state of each graph, by name."""
-    recorder = ListRecorder()
-    dry_run(request_for(sample, sp=sp, seq=LENGTH), recorder=recorder)
-    return {e.graph: e for e in recorder.events if isinstance(e, GraphSnapshot)}
 
 
 def computed(sample: str, sp: int, graph: str) -> list[NodeRecord]:

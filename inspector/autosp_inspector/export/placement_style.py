@@ -30,6 +30,14 @@ UNKNOWN = PlacementStyle("no placement", "#ffffff", "#94a3b8", "#475569")
 COLLECTIVE = PlacementStyle("communication", "#fef3c7", "#b45309", "#78350f")
 
 
+_LEGEND = (SEQUENCE, HEADS, OTHER_SHARD, PARTIAL, REPLICATED, UNKNOWN)
+
+
+def legend_rank(placement: str) -> int:
+    """Where a placement stands in every legend."""
+    return _LEGEND.index(style_of(placement))
+
+
 def style_of(placement: str | None) -> PlacementStyle:
     """The style of a placement; with several mesh axes, of the innermost that is cut."""
     if not placement:
