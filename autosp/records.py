@@ -250,8 +250,8 @@ def _derived_role(node: Node, tag: LocalTag | None, phase: Phase) -> NodeRole:
     if is_wait(node):
         return "wait"
     role = tag.role if tag else "compute"
-    if role in ("collective", "wait"):
-        return "compute"
+    if role in ("collective", "wait"):  # a copy that the derivative of a collective makes
+        return "pack" if any(collective_kind(user) for user in node.users) else "compute"
     return _SWAPPED.get(role, role) if phase == "backward" else role
 
 
