@@ -17,7 +17,7 @@ that a kernel keeps, intermediates of a decomposition), have no label.
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from math import prod
 from typing import Any
@@ -114,6 +114,10 @@ class _Labels:
         self._program = program
         self._by_name = {node.name: node for node in program.nodes}
         self._num_ranks = num_ranks
+        self._readers_of_sum: dict[Node, frozenset[Node]] = {}
+        for node in reversed(derived.nodes):
+            if _is_sum_of_cotangents(node):
+                self._readers_of_sum[node] = self._readers(node)
 
     def find(self) -> None:
         self._label_inputs_and_gradients()
@@ -171,9 +175,9 @@ class _Labels:
         origin = self._origin(node)
         if origin is None:
             return None
-        leaves = any(user.op == "output" for user in _readers(node))
-        readers = {self._origin(user) for user in _readers(node)} - {origin, None}
-        if not readers and not leaves:
+        users = self._readers(node)
+        readers = {self._origin(user) for user in users} - {origin, None}
+        if not readers and not any(user.op == "output" for user in users):
             return None
         inputs = origin.all_input_nodes
         read = [i for i in inputs if i in readers or _container(i) in readers]
@@ -184,8 +188,15 @@ class _Labels:
 
     def _results_read(self, cotangent: Node) -> list[_Result]:
         """The results of those nodes of the program whose derivatives read ``cotangent``."""
-        origins = [self._origin(user) for user in _readers(cotangent)]
+        origins = {self._origin(user) for user in self._readers(cotangent)}
         return [result for origin in origins if origin is not None for result in _results(origin)]
+
+    def _readers(self, cotangent: Node) -> frozenset[Node]:
+        """What reads a cotangent, itself or added to others of the same value."""
+        found: set[Node] = set()
+        for user in cotangent.users:
+            found |= self._readers_of_sum.get(user, {user})
+        return frozenset(found)
 
     def _origin(self, node: Node) -> Node | None:
         """The node of the program that torch was executing, or deriving."""
@@ -361,15 +372,6 @@ def _container(node: Node) -> Node | None:
 def _is_sum_of_cotangents(node: Node) -> bool:
     """An addition that comes from no operator: a value was used more than once."""
     return is_operator(node, aten.add.Tensor) and is_backward(node) and local_origin(node) is None
-
-
-def _readers(cotangent: Node) -> Iterator[Node]:
-    """What reads a cotangent, itself or added to others of the same value."""
-    for user in cotangent.users:
-        if _is_sum_of_cotangents(user):
-            yield from _readers(user)
-        else:
-            yield user
 
 
 def _sizes(node: Node) -> tuple[int, ...]:

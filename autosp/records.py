@@ -182,16 +182,22 @@ def phase_of(node: Node, graph_name: GraphName) -> Phase:
 
 
 def tag_of(node: Node, view: ProgramView) -> LocalTag | None:
-    """The tag of the per-rank program's node that a derived node comes from.
+    """The tag of the per-rank program's node that a derived node comes from."""
+    name = rank_origin(node)
+    return view.tags.get(name) if name else None
+
+
+def rank_origin(node: Node) -> str | None:
+    """Name of the per-rank program's node that a derived node comes from.
 
     Sums of gradients that autograd adds have no counterpart: they belong to their last input.
     """
     name = local_origin(node)
     if name is None and node.op == "placeholder":
-        name = node.name
+        return node.name
     if name is None and node.op == "call_function":
-        name = next((n for i in reversed(node.all_input_nodes) if (n := local_origin(i))), None)
-    return view.tags.get(name) if name else None
+        return next((n for i in reversed(node.all_input_nodes) if (n := local_origin(i))), None)
+    return name
 
 
 def _derived_node(
@@ -221,11 +227,19 @@ def _derived_node(
         module=module,
         module_class=module_class,
         source=source,
-        origins=(origin,) if origin else (),
+        origins=_origins(node, tag),
         saved=node.name in saved,
         recomputed=node.name in recomputed,
         reason=tag.reason if tag else "",
     )
+
+
+def _origins(node: Node, tag: LocalTag | None) -> tuple[str, ...]:
+    """The user's node, and the per-rank program's where that has another name."""
+    if tag is None:
+        return ()
+    name = rank_origin(node)
+    return (tag.origin,) if name is None or name == tag.origin else (tag.origin, name)
 
 
 def _derived_role(node: Node, tag: LocalTag | None, phase: Phase) -> NodeRole:
@@ -236,8 +250,8 @@ def _derived_role(node: Node, tag: LocalTag | None, phase: Phase) -> NodeRole:
     if is_wait(node):
         return "wait"
     role = tag.role if tag else "compute"
-    if role in ("collective", "wait"):
-        return "compute"
+    if role in ("collective", "wait"):  # a copy that the derivative of a collective makes
+        return "pack" if any(collective_kind(user) for user in node.users) else "compute"
     return _SWAPPED.get(role, role) if phase == "backward" else role
 
 

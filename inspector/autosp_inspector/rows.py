@@ -8,6 +8,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+BUFFER_ROLES = ("pack", "collective", "wait", "unpack", "slice")
+"""Around a redistribution: only what comes out at the end is a tensor of the user's program."""
+
 
 @dataclass(frozen=True, slots=True)
 class Source:

@@ -32,10 +32,23 @@ LENGTH = 24
 
 
 @cache
-def compiled(sample: str, sp: int, rank: int = 0, batch: int = 1) -> RankCompilation:
-    request = request_for(sample, sp=sp, seq=LENGTH, batch=batch)
+def recorded(
+    sample: str, sp: int, rank: int = 0, batch: int = 1, length: int = LENGTH
+) -> tuple[RankCompilation, dict[str, GraphSnapshot]]:
+    """One rank's compilation, and the last state of each graph by name."""
+    recorder = ListRecorder()
+    request = request_for(sample, sp=sp, seq=length, batch=batch)
     request = dataclasses.replace(request, mesh=Mesh(sp=sp, rank=rank))
-    return dry_run(request, recorder=ListRecorder()).compilation
+    compilation = dry_run(request, recorder=recorder).compilation
+    return compilation, {e.graph: e for e in recorder.events if isinstance(e, GraphSnapshot)}
+
+
+def compiled(sample: str, sp: int, rank: int = 0, **sizes: int) -> RankCompilation:
+    return recorded(sample, sp, rank, **sizes)[0]
+
+
+def snapshots(sample: str, sp: int) -> dict[str, GraphSnapshot]:
+    return recorded(sample, sp)[1]
 
 
 def joint_of(compilation: RankCompilation) -> GraphModule:
@@ -85,14 +98,24 @@ def error(actual: torch.Tensor, expected: torch.Tensor) -> float:
     return float((actual - expected).abs().max() / scale)
 
 
-@pytest.mark.parametrize(("sample", "sp"), [("gpt", 2), ("gpt", 4), ("llama", 2), ("hf_llama", 2)])
-def test_parts_combined_by_their_label_are_what_one_rank_computes(sample: str, sp: int) -> None:
-    reference = joint_of(compiled(sample, 1))
+@pytest.mark.parametrize(
+    ("sample", "sp", "sizes"),
+    [
+        ("gpt", 2, {}),
+        ("gpt", 4, {"length": 22, "batch": 2}),  # padded rows, strided cuts
+        ("llama", 2, {}),
+        ("hf_llama", 2, {}),
+    ],
+)
+def test_parts_combined_by_their_label_are_what_one_rank_computes(
+    sample: str, sp: int, sizes: dict[str, int]
+) -> None:
+    reference = joint_of(compiled(sample, 1, **sizes))
     known: dict[tuple[int, ...], list[torch.Tensor]] = defaultdict(list)
     for value in run_ranks([reference], real_inputs(reference)).values():
         if isinstance(value[0], torch.Tensor):
             known[tuple(value[0].shape)].append(value[0].detach())
-    joints = [joint_of(compiled(sample, sp, rank)) for rank in range(sp)]
+    joints = [joint_of(compiled(sample, sp, rank, **sizes)) for rank in range(sp)]
     values = run_ranks(joints, real_inputs(joints[0]))
     wrong, num_checked = [], 0
     for node in joints[0].graph.nodes:
@@ -106,14 +129,6 @@ def test_parts_combined_by_their_label_are_what_one_rank_computes(sample: str, s
             wrong.append(f"{node.format_node()} {placed}")
     assert not wrong
     assert num_checked > 200
-
-
-@cache
-def snapshots(sample: str, sp: int) -> dict[str, GraphSnapshot]:
-    """The last state of each graph, by name."""
-    recorder = ListRecorder()
-    dry_run(request_for(sample, sp=sp, seq=LENGTH), recorder=recorder)
-    return {e.graph: e for e in recorder.events if isinstance(e, GraphSnapshot)}
 
 
 def computed(sample: str, sp: int, graph: str) -> list[NodeRecord]:
