@@ -1,7 +1,8 @@
 """A dry run of a program that dynamo breaks: each piece is compiled, nothing is computed.
 
 Between pieces the user's code runs for real, on fake tensors; a sharded output of one piece
-goes into the next as this rank's block, as in training.
+goes into the next as this rank's block, as in training. A number that this code reads is not
+known and taken for 0, which is reported.
 """
 
 from __future__ import annotations
@@ -13,7 +14,9 @@ import torch
 from torch.fx import GraphModule, Node
 from torch.utils._pytree import tree_leaves
 
+from autosp.capture import computes_from_nothing
 from autosp.compilation import RankCompilation, derive_graphs, lower_to_rank
+from autosp.events import Finding, SourceLocation
 from autosp.graph import output_node
 from autosp.outputs import OutputLeaf
 from autosp.pipeline import PassContext
@@ -22,19 +25,29 @@ from autosp.runtime.gathered import GatheredOnUse, block_of
 
 
 class PieceCompiler:
-    """The backend of such a dry run; what it compiled is in ``compilations``."""
+    """The backend of such a dry run.
+
+    Attributes:
+        compilations: what it compiled.
+        num_runs: how often each of them runs in one step: layers share a compilation.
+    """
 
     def __init__(self, context: PassContext, partitioner: str) -> None:
         self._context, self._partitioner = context, partitioner
         self.compilations: list[RankCompilation] = []
+        self.num_runs: list[int] = []
 
     def __call__(self, module: GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
-        self._context.compilation = len(self.compilations)
+        if computes_from_nothing(module):
+            return module
+        index = self._context.compilation = len(self.compilations)
         compilation = lower_to_rank(module, self._context)
         self.compilations.append(compilation)
+        self.num_runs.append(0)
         derive_graphs(compilation, [*map(block_of, example_inputs)], partitioner=self._partitioner)
 
         def run(*arguments: Any) -> list[Any]:
+            self.num_runs[index] += 1
             trains = any(_requires_grad(argument) for argument in arguments)
             return [
                 _fake_output(node, leaf, self._context.group_name, trains=trains)
@@ -42,6 +55,35 @@ class PieceCompiler:
             ]
 
         return run
+
+    def report_runs(self) -> None:
+        """Record how often each piece runs."""
+        description = "how often each compiled piece runs in one step"
+        with self._context.running("pieces", description, {"runs": self.num_runs}):
+            for piece, count in enumerate(self.num_runs, start=1):
+                self._context.decide(
+                    "analysis", "pieces", "", f"piece {piece} runs {_times(count)}",
+                    "each call with the same shapes and settings shares one compilation",
+                    rule="dry_run_pieces",
+                )  # fmt: skip
+
+    def report_read(self, where: SourceLocation | None) -> None:
+        """Tell of a number that the code between pieces reads."""
+        self._context.find(
+            Finding(
+                code="unknown-value",
+                severity="warning",
+                message="the code between compiled pieces reads a number from a tensor; a dry run "
+                "has none and takes it for 0 (a condition: false)",
+                source=where,
+                hint="Compute with tensors instead (torch.where), or check the program with "
+                "autosp-inspect verify --allow-breaks, which computes",
+            )
+        )
+
+
+def _times(count: int) -> str:
+    return "once" if count == 1 else f"{count} times"
 
 
 def _leaves(compilation: RankCompilation) -> tuple[list[Any], tuple[OutputLeaf | None, ...]]:
@@ -54,7 +96,9 @@ def _fake_output(node: Any, leaf: OutputLeaf | None, group_name: str, *, trains:
     if not isinstance(value, torch.Tensor):
         return value
     result = torch.empty(value.shape, dtype=value.dtype, device=value.device)
-    result.requires_grad_(trains and value.is_floating_point())
+    if trains and value.is_floating_point():
+        with torch.enable_grad():
+            result = result.requires_grad_().clone()  # no leaf: another piece made it
     if leaf is None or not isinstance(leaf.placement, Shard):
         return result
     return GatheredOnUse.wrap(

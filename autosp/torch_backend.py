@@ -14,7 +14,7 @@ from torch.distributed.fsdp import FSDPModule
 from torch.fx import GraphModule
 
 import autosp
-from autosp.capture import GraphInput
+from autosp.capture import GraphInput, computes_from_nothing, graph_break_after
 from autosp.compilation import (
     GRADIENT_CONVENTION,
     PARTITIONERS,
@@ -80,6 +80,8 @@ class Backend:
         return self._group.group
 
     def __call__(self, module: GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
+        if self._context.allow_breaks and computes_from_nothing(module):
+            return module
         self._context.compilation = len(self.compilations)
         with unprinted_graphs():
             compilation = lower_to_rank(module, self._context)
@@ -92,6 +94,7 @@ class Backend:
                 inner=self._inner,
                 partitioner=self._partitioner,
             )
+        self._context.in_pieces |= bool(self._context.allow_breaks and graph_break_after(module))
         if self._context.wants_graphs:
             self._check(compilation)
         leaves, group = compilation.outputs.leaves, self._group.group

@@ -119,6 +119,7 @@ class GatheredOnUse(torch.Tensor):
 
     A second compiled region takes the block itself, without communication: dynamo hands the
     wrapper on (it can be flattened to its block), and the backend reads ``local`` and ``cut``.
+    What code outside does with it is never compiled by dynamo, which would trace the gather.
     """
 
     local: torch.Tensor
@@ -177,6 +178,7 @@ class GatheredOnUse(torch.Tensor):
         return f"GatheredOnUse(shape={list(self.shape)}, block={block}, dtype={self.dtype})"
 
     @classmethod
+    @torch._dynamo.disable  # type: ignore[untyped-decorator]
     def __torch_function__(
         cls, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
@@ -186,7 +188,8 @@ class GatheredOnUse(torch.Tensor):
         return _on_whole(func, args, kwargs or {})
 
     @classmethod
-    def __torch_dispatch__(  # type: ignore[override]
+    @torch._dynamo.disable  # type: ignore[untyped-decorator]
+    def __torch_dispatch__(
         cls, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
         return _on_whole(func, args, kwargs or {})
