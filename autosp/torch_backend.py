@@ -67,7 +67,7 @@ class Backend:
             allow_breaks=allow_breaks,
         )
         self.compilations: list[RankCompilation] = []
-        recorder.record(_run_started(group, self._inner.name, partitioner))
+        recorder.record(_run_started(group, self._inner.name, partitioner, allow_breaks))
 
     @property
     def rank_group(self) -> RankGroup:
@@ -134,7 +134,7 @@ def _leave(result: Any, leaf: OutputLeaf | None, group: Any) -> Any:
     )
 
 
-def _run_started(group: RankGroup, inner: str, partitioner: str) -> RunStarted:
+def _run_started(group: RankGroup, inner: str, partitioner: str, allow_breaks: bool) -> RunStarted:
     return RunStarted(
         autosp_version=autosp.__version__,
         torch_version=torch.__version__,
@@ -143,7 +143,12 @@ def _run_started(group: RankGroup, inner: str, partitioner: str) -> RunStarted:
         world_size=group.mesh.world_size,
         mesh=group.mesh.axes,
         model="",
-        config={"backend": inner, "partitioner": partitioner, "started_ns": time.time_ns()},
+        config={
+            "backend": inner,
+            "partitioner": partitioner,
+            "allow_breaks": allow_breaks,
+            "started_ns": time.time_ns(),
+        },
         gradient_convention=GRADIENT_CONVENTION,
     )
 
