@@ -176,6 +176,7 @@ def _compile_pieces(request: DryRunRequest, context: PassContext) -> tuple[RankC
         raise _nothing_compiled()
     if len(compiler.compilations) > 1:
         compiler.report_runs()
+    compiler.report_hidden_breaks()
     return tuple(compiler.compilations)
 
 

@@ -7,14 +7,18 @@ known and taken for 0, which is reported.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+from torch._dynamo.utils import counters
+from torch._guards import CompileContext
 from torch.fx import GraphModule, Node
 from torch.utils._pytree import tree_leaves
 
 from autosp.capture import computes_from_nothing
+from autosp.checks.subject import size_text
 from autosp.compilation import RankCompilation, derive_graphs, lower_to_rank
 from autosp.events import Finding, SourceLocation
 from autosp.graph import output_node
@@ -22,6 +26,10 @@ from autosp.outputs import OutputLeaf
 from autosp.pipeline import PassContext
 from autosp.placement import Shard
 from autosp.runtime.gathered import GatheredOnUse, block_of
+from autosp.unknown_values import user_line
+
+BREAKS = "graph_break"
+"""Where dynamo counts them, by reason."""
 
 
 class PieceCompiler:
@@ -36,6 +44,8 @@ class PieceCompiler:
         self._context, self._partitioner = context, partitioner
         self.compilations: list[RankCompilation] = []
         self.num_runs: list[int] = []
+        self._gathers: set[SourceLocation | None] = set()
+        self._breaks_before = Counter(counters[BREAKS])
 
     def __call__(self, module: GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
         if computes_from_nothing(module):
@@ -49,10 +59,14 @@ class PieceCompiler:
         def run(*arguments: Any) -> list[Any]:
             self.num_runs[index] += 1
             trains = any(_requires_grad(argument) for argument in arguments)
-            return [
+            results = [
                 _fake_output(node, leaf, self._context.group_name, trains=trains)
                 for node, leaf in zip(*_leaves(compilation), strict=True)
             ]
+            for result in results:
+                if isinstance(result, GatheredOnUse):
+                    result.on_read = self.report_gather
+            return results
 
         return run
 
@@ -67,6 +81,34 @@ class PieceCompiler:
                     rule="dry_run_pieces",
                 )  # fmt: skip
 
+    def report_hidden_breaks(self) -> None:
+        """Tell of breaks at which no piece ends: dynamo gave a whole function up."""
+        told = "".join(found.message for found in self._context.findings)
+        for reason in Counter(counters[BREAKS]) - self._breaks_before:
+            first = reason.strip().splitlines()[0]
+            if first not in told:
+                self._context.find(_hidden_break(first))
+
+    def report_gather(self, tensor: GatheredOnUse) -> None:
+        """Tell of a sharded tensor that the code between pieces reads, once for a line."""
+        where = user_line()
+        if CompileContext.try_get() is not None or where in self._gathers:
+            return
+        self._gathers.add(where)
+        num_bytes = tensor.numel() * tensor.element_size()
+        self._context.find(
+            Finding(
+                code="read-between-pieces",
+                severity="warning",
+                message="code outside the compiled pieces reads a sharded tensor: it is gathered, "
+                f"{size_text(num_bytes)} on every rank, and what is computed from it is whole",
+                source=where,
+                hint="Remove the graph breaks: after a break in a loop the rest of that function "
+                "is not compiled, but for the modules that it calls",
+                cost_bytes=num_bytes,
+            )
+        )
+
     def report_read(self, where: SourceLocation | None) -> None:
         """Tell of a number that the code between pieces reads."""
         self._context.find(
@@ -80,6 +122,16 @@ class PieceCompiler:
                 "autosp-inspect verify --allow-breaks, which computes",
             )
         )
+
+
+def _hidden_break(reason: str) -> Finding:
+    return Finding(
+        code="graph-break",
+        severity="warning",
+        message=f"a function of the program is not compiled, only the modules it calls: {reason}",
+        hint="A break in a loop gives the whole function up: move the construct out of the loop, "
+        "or out of the forward",
+    )
 
 
 def _times(count: int) -> str:

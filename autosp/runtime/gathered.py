@@ -126,6 +126,8 @@ class GatheredOnUse(torch.Tensor):
     cut: Shard
     group: Any
     differentiable: bool
+    on_read: Callable[[GatheredOnUse], None] | None = None
+    """Told before it is gathered: what a dry run counts."""
 
     def __tensor_flatten__(self) -> tuple[list[str], Cut]:
         name = self.group if isinstance(self.group, str) else self.group.group_name
@@ -158,6 +160,8 @@ class GatheredOnUse(torch.Tensor):
 
     def full(self) -> torch.Tensor:
         """The whole tensor. Communicates: every rank of the SP group must call it."""
+        if self.on_read is not None:
+            self.on_read(self)
         if isinstance(self.local, FakeTensor):  # dynamo looks at shapes: nothing to gather
             return self.local.new_empty(self.shape).requires_grad_(self.local.requires_grad)
         size = self.shape[self.cut.dim]

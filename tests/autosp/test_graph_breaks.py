@@ -11,7 +11,7 @@ from autosp.dry_run import dry_run
 from autosp.errors import AutoSPError, GraphBreakError
 from autosp.events import Finding, GraphSnapshot, ListRecorder, PassStarted
 from autosp.placement import Shard
-from tests.support.break_cases import Branching, FromNothing, Stack, nothing
+from tests.support.break_cases import WIDTH, Branching, FromNothing, Stack, nothing
 from tests.support.dry_runs import request_for
 from tests.support.gloo_cases import Broken
 
@@ -82,6 +82,15 @@ def test_the_border_of_two_pieces_is_no_border_of_the_program():
     codes = {found.code for found in result.findings}
     assert "graph-break" in codes
     assert not codes & {"partial-input-gradient", "loss-outside"}
+
+
+def test_what_a_break_in_a_loop_leaves_uncompiled_is_reported():
+    result = dry_run(request_for(partial(Stack, nothing), sp=2, seq=8, allow_breaks=True))
+    (break_,) = [f for f in result.findings if f.code == "graph-break"]
+    assert "only the modules it calls" in break_.message
+    (read,) = [f for f in result.findings if f.code == "read-between-pieces"]
+    assert read.source is not None and "self.head(x)" in read.source.text
+    assert read.cost_bytes == 8 * WIDTH * 4
 
 
 def test_a_piece_without_tensor_inputs_runs_as_it_is():
