@@ -47,6 +47,8 @@ class GraphInput:
     trainable: bool
     cut: Shard | None = None
     """How it arrives: as this rank's block of an earlier piece's output; None: whole."""
+    is_computed: bool = False
+    """Whether autograd knows where it comes from: an earlier piece, or code before the region."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,6 +167,12 @@ def _refuse_dynamic_sizes(module: GraphModule) -> None:
                 hint="Remove torch._dynamo.mark_dynamic (or use maybe_mark_dynamic): another "
                 "length compiles again by itself. Pad to a few lengths to keep these few",
             )
+
+
+def computes_from_nothing(module: GraphModule) -> bool:
+    """Whether a graph has no tensor input: a piece that only makes tensors, for others to use."""
+    given = (n.meta["example_value"] for n in module.graph.find_nodes(op="placeholder"))
+    return not any(isinstance(value, torch.Tensor) for value in given)
 
 
 def _fake_mode_of(values: Sequence[Any]) -> FakeTensorMode:
@@ -336,8 +344,9 @@ def _graph_input(node: Node) -> GraphInput:
     elif "_buffers[" in raw_name or "_buffers'][" in raw_name:
         kind = "buffer"
     cut = example.cut if isinstance(example, GatheredOnUse) else None
+    is_computed = isinstance(before, torch.Tensor) and not block_of(before).is_leaf
     name = attribute_path(raw_name) if kind != "input" else _user_argument(raw_name)
-    return GraphInput(name, kind, trainable, cut)
+    return GraphInput(name, kind, trainable, cut, is_computed)
 
 
 _LAST_KEY = re.compile(r"\['([^']+)'\](?:\[\d+\])*$")

@@ -44,6 +44,7 @@ from autosp.loss_of import LossOfOutput
 from autosp.mesh import Mesh
 from autosp.output_hooks import HINT, MODULE, install_output_hooks
 from autosp.pipeline import PassContext, Progress
+from autosp.unknown_values import ZeroForUnknown
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,7 +141,8 @@ def _run(
     )
     compile_it = _compile_pieces if request.allow_breaks else _compile_whole
     pieces = compile_it(request, context)
-    step = compiled_step(pieces[0]) if len(pieces) == 1 else None
+    context.in_pieces = len(pieces) > 1
+    step = None if context.in_pieces else compiled_step(pieces[0])
     estimate = None if step is None else _estimate(request, context, pieces[0], step)
     with context.running("check", "did sequence parallelism happen, and is it right", {}):
         for piece in pieces:
@@ -164,10 +166,17 @@ def _compile_whole(request: DryRunRequest, context: PassContext) -> tuple[RankCo
 def _compile_pieces(request: DryRunRequest, context: PassContext) -> tuple[RankCompilation, ...]:
     compiler = PieceCompiler(context, request.partitioner)
     region = _region(request.model)
-    with _dynamo(region, compiler, fullgraph=False) as compiled, request.fake_mode:
+    with (
+        _dynamo(region, compiler, fullgraph=False) as compiled,
+        request.fake_mode,
+        ZeroForUnknown(compiler.report_read),
+    ):
         compiled(*request.args, **request.kwargs)
     if not compiler.compilations:
         raise _nothing_compiled()
+    if len(compiler.compilations) > 1:
+        compiler.report_runs()
+    compiler.report_hidden_breaks()
     return tuple(compiler.compilations)
 
 

@@ -24,6 +24,9 @@ code                         severity  meaning
 ``gathered-operator``        warning   an operator ran replicated for want of a rule
 ``nothing-to-train``         error     no parameter needs a gradient: there is no backward
 ``graph-break``              warning   dynamo ended a piece of the program here (allowed)
+``read-between-pieces``      warning   code between pieces gathers a sharded tensor
+``unknown-value``            warning   code between pieces reads a number, which a dry run
+                                       takes for 0
 ``does-not-fit``             error     the estimated peak exceeds the device's memory
 ``close-to-capacity``        warning   the estimated peak is within a fifth of it
 ===========================  ========  =================================================

@@ -47,6 +47,8 @@ class PassContext:
     it, which the oracle checks by running both."""
     allow_breaks: bool = False
     """Each piece of a program that dynamo broke is compiled as a program of its own."""
+    in_pieces: bool = False
+    """Whether dynamo did break it: what enters and leaves a piece goes to other pieces."""
     progress: Progress | None = None
     compilation: int = 0
     next_pass_index: int = 0

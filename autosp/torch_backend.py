@@ -15,7 +15,7 @@ from torch.fx import GraphModule
 from torch.nn.parallel import DistributedDataParallel
 
 import autosp
-from autosp.capture import GraphInput, InputKind
+from autosp.capture import GraphInput, InputKind, computes_from_nothing, graph_break_after
 from autosp.collective_order import collective_list
 from autosp.compilation import (
     GRADIENT_CONVENTION,
@@ -71,7 +71,7 @@ class Backend:
             allow_breaks=allow_breaks,
         )
         self.compilations: list[RankCompilation] = []
-        recorder.record(_run_started(group, self._inner.name, partitioner))
+        recorder.record(_run_started(group, self._inner.name, partitioner, allow_breaks))
 
     @property
     def rank_group(self) -> RankGroup:
@@ -84,6 +84,8 @@ class Backend:
         return self._group.group
 
     def __call__(self, module: GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
+        if self._context.allow_breaks and computes_from_nothing(module):
+            return module
         self._context.compilation = len(self.compilations)
         with unprinted_graphs():
             compilation = lower_to_rank(module, self._context)
@@ -97,6 +99,7 @@ class Backend:
                 partitioner=self._partitioner,
                 derived=lambda: self._agree(compilation),
             )
+        self._context.in_pieces |= bool(self._context.allow_breaks and graph_break_after(module))
         if self._context.wants_graphs:
             self._check(compilation)
         leaves, group = compilation.outputs.leaves, self._group.group
@@ -170,7 +173,7 @@ def _leave(result: Any, leaf: OutputLeaf | None, group: Any) -> Any:
     )
 
 
-def _run_started(group: RankGroup, inner: str, partitioner: str) -> RunStarted:
+def _run_started(group: RankGroup, inner: str, partitioner: str, allow_breaks: bool) -> RunStarted:
     return RunStarted(
         autosp_version=autosp.__version__,
         torch_version=torch.__version__,
@@ -179,7 +182,12 @@ def _run_started(group: RankGroup, inner: str, partitioner: str) -> RunStarted:
         world_size=group.mesh.world_size,
         mesh=group.mesh.axes,
         model="",
-        config={"backend": inner, "partitioner": partitioner, "started_ns": time.time_ns()},
+        config={
+            "backend": inner,
+            "partitioner": partitioner,
+            "allow_breaks": allow_breaks,
+            "started_ns": time.time_ns(),
+        },
         gradient_convention=GRADIENT_CONVENTION,
     )
 

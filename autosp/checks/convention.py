@@ -35,7 +35,7 @@ def _gradients_of_inputs(subject: Subject) -> Iterator[Finding]:
         given = node.meta.get("autosp_input")
         if not isinstance(given, GraphInput) or given.kind != "input" or not given.trainable:
             continue
-        if node.name not in placed:
+        if node.name not in placed or _comes_from_a_piece(subject, given):
             continue
         yield subject.finding(
             node,
@@ -49,11 +49,18 @@ def _gradients_of_inputs(subject: Subject) -> Iterator[Finding]:
         )
 
 
+def _comes_from_a_piece(subject: Subject, given: GraphInput) -> bool:
+    """Its gradient goes to the piece that made it, which takes it as it is."""
+    return given.cut is not None or (subject.compilation.context.in_pieces and given.is_computed)
+
+
 def _loss_outside(subject: Subject) -> Iterator[Finding]:
     """Sharded outputs that carry a gradient are gathered for the loss, whole on every rank."""
     summed = _stand_in_for_a_loss(subject)
     if summed is not None:
         yield _outside(subject, summed, "the model returns no loss; one computed outside reads")
+        return
+    if subject.compilation.context.in_pieces:
         return
     leaves = subject.compilation.outputs.leaves
     returned = output_node(subject.rank_graph).all_input_nodes

@@ -119,12 +119,15 @@ class GatheredOnUse(torch.Tensor):
 
     A second compiled region takes the block itself, without communication: dynamo hands the
     wrapper on (it can be flattened to its block), and the backend reads ``local`` and ``cut``.
+    What code outside does with it is never compiled by dynamo, which would trace the gather.
     """
 
     local: torch.Tensor
     cut: Shard
     group: Any
     differentiable: bool
+    on_read: Callable[[GatheredOnUse], None] | None = None
+    """Told before it is gathered: what a dry run counts."""
 
     def __tensor_flatten__(self) -> tuple[list[str], Cut]:
         name = self.group if isinstance(self.group, str) else self.group.group_name
@@ -157,6 +160,8 @@ class GatheredOnUse(torch.Tensor):
 
     def full(self) -> torch.Tensor:
         """The whole tensor. Communicates: every rank of the SP group must call it."""
+        if self.on_read is not None:
+            self.on_read(self)
         if isinstance(self.local, FakeTensor):  # dynamo looks at shapes: nothing to gather
             return self.local.new_empty(self.shape).requires_grad_(self.local.requires_grad)
         size = self.shape[self.cut.dim]
@@ -177,6 +182,7 @@ class GatheredOnUse(torch.Tensor):
         return f"GatheredOnUse(shape={list(self.shape)}, block={block}, dtype={self.dtype})"
 
     @classmethod
+    @torch._dynamo.disable  # type: ignore[untyped-decorator]
     def __torch_function__(
         cls, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
@@ -186,7 +192,8 @@ class GatheredOnUse(torch.Tensor):
         return _on_whole(func, args, kwargs or {})
 
     @classmethod
-    def __torch_dispatch__(  # type: ignore[override]
+    @torch._dynamo.disable  # type: ignore[untyped-decorator]
+    def __torch_dispatch__(
         cls, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
         return _on_whole(func, args, kwargs or {})

@@ -153,6 +153,15 @@ class CollectiveRow:
     start_ns: int | None
     duration_ns: int | None
     exposed_ns: int | None
+    piece: int | None = None
+    """Number of the piece it is in; None: the program is in one piece."""
+    runs: int = 1
+    """How often it runs in a step."""
+
+    @property
+    def step_bytes(self) -> int:
+        """Of all its runs in a step."""
+        return self.bytes * self.runs
 
 
 @dataclass(frozen=True, slots=True)

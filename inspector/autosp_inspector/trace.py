@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import shutil
 import sqlite3
@@ -38,6 +39,8 @@ class Trace:
         self._lock = threading.RLock()
         self._cache: OrderedDict[Hashable, Any] = OrderedDict()
         self._on_close: list[Callable[[], None]] = []
+        self.compilation: int | None = None
+        """The only one whose graphs and decisions queries show; None: as each query says."""
         self.run = self._read_run(schema_version)
 
     def __enter__(self) -> Trace:
@@ -60,6 +63,12 @@ class Trace:
     def on_close(self, action: Callable[[], None]) -> None:
         """Run ``action`` after the file was closed."""
         self._on_close.append(action)
+
+    def of_compilation(self, compilation: int) -> Trace:
+        """The same opened file, as one of its compilations; closing either closes both."""
+        twin = copy.copy(self)
+        twin.compilation = compilation
+        return twin
 
     def fetch(self, statement: str, parameters: Sequence[object] = ()) -> list[tuple[Any, ...]]:
         """All rows of a statement of ours (never of the user's).

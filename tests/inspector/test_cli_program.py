@@ -96,6 +96,21 @@ def test_a_mistake_of_ours_has_a_status_and_a_file_with_the_traceback(
     assert "AssertionError: impossible\nat all" in written
 
 
+def test_a_wrapped_mistake_is_told_by_its_innermost_reason(
+    monkeypatch: pytest.MonkeyPatch, cli: CommandLine, synthetic: Path, tmp_path: Path
+) -> None:
+    def fail(*_args: object, **_kwargs: object) -> None:
+        wrapper = RuntimeError("backend='ours' raised:\nKeyError: 'full'")
+        wrapper.inner_exception = ValueError("no such thing\nwhile executing")  # type: ignore[attr-defined]
+        raise wrapper from None
+
+    monkeypatch.setattr("autosp_inspector.cli.source.open_run", fail)
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    outcome = cli("summary", synthetic)
+    assert "internal error: ValueError: no such thing. " in outcome.err
+    assert "raised" not in outcome.err
+
+
 def test_a_mistake_of_ours_without_room_for_a_file_shows_the_traceback(
     broken: None, monkeypatch: pytest.MonkeyPatch, cli: CommandLine, synthetic: Path, tmp_path: Path
 ) -> None:

@@ -105,6 +105,8 @@ def test_collectives_have_the_documented_fields(cli: CommandLine, synthetic: Pat
     rows = cli("collectives", synthetic, "--json").json["collectives"]
     assert rows[0].keys() == {
         "name",
+        "piece",
+        "runs",
         "kind",
         "phase",
         "module",

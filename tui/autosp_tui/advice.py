@@ -56,7 +56,9 @@ def verdict(overview: Overview) -> Line:
         )
     if estimate is None:
         return line(
-            ("· NO ESTIMATE  ", "muted"), ("memory and time were not recorded", "text"), indent=15
+            ("· NO ESTIMATE  ", "muted"),
+            (overview.not_estimated or "memory and time were not recorded", "text"),
+            indent=15,
         )
     peak = format_bytes(estimate.peak_live_bytes)
     if estimate.capacity_bytes is None:
@@ -171,8 +173,8 @@ def _collectives(overview: Overview) -> list[Span]:
     parts = []
     for kind in kinds:
         of_kind = [row for row in rows if row.kind == kind]
-        size = format_bytes(sum(row.bytes for row in of_kind))
-        parts.append(f"{len(of_kind)} {kind_words(kind)} {size}")
+        size = format_bytes(sum(row.step_bytes for row in of_kind))
+        parts.append(f"{sum(row.runs for row in of_kind)} {kind_words(kind)} {size}")
     return [(" · ".join(parts), "collective")]
 
 
@@ -221,7 +223,7 @@ def _fix_time(overview: Overview) -> list[Suggestion]:
 def _look(overview: Overview) -> list[Suggestion]:
     found = []
     if overview.collectives:
-        count = plural(len(overview.collectives), "collective")
+        count = plural(sum(row.runs for row in overview.collectives), "collective")
         text = f"where {count} came in, why, and what each costs"
         found.append(Suggestion(text, "collectives"))
     sharding = max(

@@ -129,7 +129,7 @@ class InspectorApp(App[None]):
         self._go("graph")
         view = self.view
         if isinstance(view, GraphView):
-            view.show_node(event.node, event.graphs)
+            view.show_node(event.node, event.graphs, event.piece)
 
     @on(GraphView.ShowPass)
     async def _show_pass(self, event: GraphView.ShowPass) -> None:

@@ -130,6 +130,7 @@ COMMANDS: Final[tuple[Command, ...]] = (
         "the graph after the next pass",
         True,
     ),
+    Command("graph", "p", "p", "next_piece", "Piece", "the next piece of a program in pieces"),
     Command("graph", "d", "d", "diff", "Diff", "what the pass shown changed"),
     Command("graph", "s", "s", "sort", "Sort", "all nodes in order, by bytes or by time", True),
     Command(

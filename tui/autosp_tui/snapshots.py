@@ -30,6 +30,13 @@ from autosp_inspector.queries.nodes import (
     users_of,
 )
 from autosp_inspector.queries.passes import list_passes, pass_changes
+from autosp_inspector.queries.pieces import (
+    by_piece,
+    list_pieces,
+    main_piece,
+    not_estimated,
+    of_piece,
+)
 from autosp_inspector.queries.timeline import timeline_events
 from autosp_inspector.rows import (
     CollectiveRow,
@@ -61,6 +68,8 @@ class Overview:
     findings: tuple[FindingRow, ...]
     passes: tuple[PassRow, ...]
     collectives: tuple[CollectiveRow, ...]
+    not_estimated: str = ""
+    """Why there is no estimate, where the pieces of the program are why."""
 
 
 def read_overview(trace: Trace) -> Overview:
@@ -70,22 +79,29 @@ def read_overview(trace: Trace) -> Overview:
         findings=list_findings(trace),
         passes=list_passes(trace),
         collectives=list_collectives(trace),
+        not_estimated=not_estimated(trace),
     )
 
 
 @dataclass(frozen=True, slots=True)
 class GraphHeader:
-    """What the graph view can show: its graphs and passes."""
+    """What the graph view can show: its graphs, passes and pieces."""
 
     graphs: tuple[str, ...]
     passes: tuple[PassRow, ...]
+    piece: int | None = None
+    """Number of the piece that is shown."""
+    num_pieces: int = 0
+    """None: the program is in one piece."""
 
 
 def read_graph_header(trace: Trace) -> GraphHeader:
     known = graph_names(trace)
     ordered = [name for name in GRAPH_ORDER if name in known]
     ordered += [name for name in known if name not in ordered]
-    return GraphHeader(tuple(ordered), list_passes(trace))
+    main = main_piece(trace)
+    number = None if main is None else main.number
+    return GraphHeader(tuple(ordered), list_passes(trace), number, len(list_pieces(trace)))
 
 
 def read_module(trace: Trace, path: str, graph: str, pass_index: int | None) -> ModuleContents:
@@ -193,18 +209,24 @@ class Location:
 
     node: NodeRow | None
     similar: tuple[str, ...] = ()
+    piece: int | None = None
+    """The piece it was found in."""
 
 
 def locate(
     trace: Trace, name: str, graphs: Sequence[str], pass_index: int | None = None
 ) -> Location:
-    """The node of that name in the first of ``graphs`` that has it, else in any graph."""
-    for graph in graphs:
-        node = find_node(trace, name, graph=graph, pass_index=pass_index)
-        if node is not None:
-            return Location(node)
-    node = find_node(trace, name)
-    return Location(node) if node is not None else Location(None, similar_names(trace, name))
+    """The node of that name in the first of ``graphs`` that has it, else in any graph.
+
+    The piece that the trace shows comes first, the others after it.
+    """
+    for piece in by_piece(trace):
+        for graph in (*graphs, None):
+            node = find_node(piece, name, graph=graph, pass_index=pass_index if graph else None)
+            if node is not None:
+                main = main_piece(piece)
+                return Location(node, piece=None if main is None else main.number)
+    return Location(None, similar_names(trace, name))
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,11 +237,15 @@ class PassDetail:
     graph: str
     changes: tuple[NodeChange, ...]
     decisions: tuple[DecisionRow, ...]
+    piece: int | None = None
+    """The piece of the program that the pass worked on."""
 
 
 def read_pass(trace: Trace, row: PassRow, graph: str | None, context: bool) -> PassDetail:
     """The changes of a pass; without a graph, in the first one that it changed."""
     decisions = list_decisions(trace, pass_index=row.index)
+    pieces = {piece.compilation: piece.number for piece in list_pieces(trace)}
+    piece = pieces.get(row.compilation)
     known = graph_names(trace)
     names = (graph,) if graph is not None else GRAPH_ORDER
     for name in names:
@@ -227,8 +253,8 @@ def read_pass(trace: Trace, row: PassRow, graph: str | None, context: bool) -> P
             continue
         changes = pass_changes(trace, row.index, graph=name, context=context)
         if graph is not None or any(change.mark != "=" for change in changes):
-            return PassDetail(row, name, changes, decisions)
-    return PassDetail(row, graph or "program", (), decisions)
+            return PassDetail(row, name, changes, decisions, piece)
+    return PassDetail(row, graph or "program", (), decisions, piece)
 
 
 @dataclass(frozen=True, slots=True)
@@ -241,6 +267,7 @@ class CollectiveDetail:
 
 
 def read_collective(trace: Trace, row: CollectiveRow) -> CollectiveDetail:
+    trace = of_piece(trace, row.piece)
     cause = find_node(trace, row.cause, graph="program") if row.cause else None
     decisions = list_decisions(trace, node=row.cause) if row.cause else ()
     return CollectiveDetail(row, cause, decisions)
@@ -250,10 +277,11 @@ def read_collective(trace: Trace, row: CollectiveRow) -> CollectiveDetail:
 class Timeline:
     events: tuple[TimelineRow, ...]
     estimate: EstimateRow | None
+    not_estimated: str = ""
 
 
 def read_timeline(trace: Trace) -> Timeline:
-    return Timeline(timeline_events(trace), estimate_summary(trace))
+    return Timeline(timeline_events(trace), estimate_summary(trace), not_estimated(trace))
 
 
 @dataclass(frozen=True, slots=True)
@@ -261,10 +289,13 @@ class Memory:
     curve: tuple[MemoryRow, ...]
     live: tuple[LiveTensorRow, ...]
     estimate: EstimateRow | None
+    not_estimated: str = ""
 
 
 def read_memory(trace: Trace) -> Memory:
-    return Memory(memory_curve(trace), live_at_peak(trace), estimate_summary(trace))
+    return Memory(
+        memory_curve(trace), live_at_peak(trace), estimate_summary(trace), not_estimated(trace)
+    )
 
 
 Query = Callable[[Trace], object]

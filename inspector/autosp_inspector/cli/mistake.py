@@ -29,10 +29,18 @@ def report_mistake(error: Exception, arguments: list[str]) -> None:
     )
 
 
-def _first_line(error: Exception) -> str:
+def _first_line(error: BaseException) -> str:
+    """The innermost reason: torch.compile wraps what a backend raises, others chain it."""
+    while (inner := _wrapped_by(error)) is not None:
+        error = inner
     text = next((line.strip() for line in str(error).splitlines() if line.strip()), "")
     name = type(error).__name__
-    return f"{name}: {text}".rstrip(".") if text else name
+    return f"{name}: {text}".rstrip(".:") if text else name
+
+
+def _wrapped_by(error: BaseException) -> BaseException | None:
+    inner = getattr(error, "inner_exception", None)
+    return inner if isinstance(inner, BaseException) else error.__cause__
 
 
 def _write(lines: list[str], arguments: list[str]) -> Path:

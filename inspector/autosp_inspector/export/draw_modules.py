@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from difflib import get_close_matches
 from pathlib import Path
 
@@ -19,6 +20,7 @@ from autosp_inspector.export.module_tree import (
 from autosp_inspector.export.placement_style import legend_rank
 from autosp_inspector.queries.collectives import list_collectives
 from autosp_inspector.queries.nodes import graph_names, list_nodes
+from autosp_inspector.queries.pieces import piece_label
 from autosp_inspector.rows import CollectiveRow, NodeRow, RunRow
 from autosp_inspector.trace import Trace
 
@@ -50,10 +52,12 @@ def module_graph_of(
     nodes = list_nodes(trace, graph=graph)
     collectives = list_collectives(trace, graph=graph)
     step = list_collectives(trace)
+    piece = piece_label(trace)
+    run = replace(trace.run, model=f"{trace.run.model}, {piece}") if piece else trace.run
     return draw_modules(
         nodes,
         collectives=collectives,
-        run=trace.run,
+        run=run,
         totals=_totals_by_phase(step),
         depth=depth,
         module=module,

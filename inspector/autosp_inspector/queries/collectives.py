@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from autosp_inspector.queries.graph_view import graph_view
 from autosp_inspector.queries.nodes import graph_names
+from autosp_inspector.queries.pieces import list_pieces
 from autosp_inspector.rows import CollectiveRow
 from autosp_inspector.trace import Trace
 
@@ -38,10 +41,20 @@ def list_collectives(
     """Collectives of the final graphs, in graph order.
 
     Those of ``graph``; without it those of forward and backward, or of the program when
-    the pipeline did not get that far. Times are those of the estimated timeline.
+    the pipeline did not get that far; of all pieces of a program in pieces. Times are those
+    of the estimated timeline.
     """
     graphs = _default_graphs(trace) if graph is None else (graph,)
-    return tuple(row for name in graphs for row in _of_graph(trace, name, phase))
+    pieces = list_pieces(trace)
+    if not pieces:
+        return tuple(row for name in graphs for row in _of_graph(trace, name, phase))
+    chosen = [piece for piece in pieces if trace.compilation in (None, piece.compilation)]
+    return tuple(
+        replace(row, piece=piece.number, runs=piece.runs)
+        for name in graphs
+        for piece in (chosen if name != "backward" else chosen[::-1])
+        for row in _of_graph(trace.of_compilation(piece.compilation), name, phase)
+    )
 
 
 def _default_graphs(trace: Trace) -> tuple[str, ...]:

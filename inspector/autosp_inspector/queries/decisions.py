@@ -19,6 +19,7 @@ WHERE (?1 IS NULL OR decision.pass_index = ?1)
   AND (?5 = '' OR instr(lower(decision.topic || char(10) || node.value || char(10)
        || module.value || char(10) || decision.chosen || char(10) || decision.reason
        || char(10) || decision.rule), lower(?5)) > 0)
+  AND (?6 IS NULL OR pass.compilation = ?6)
 ORDER BY decision.id
 """
 
@@ -33,7 +34,7 @@ def list_decisions(
     text: str = "",
 ) -> tuple[DecisionRow, ...]:
     """Decisions in the order they were made; filters combine, ``text`` ignores case."""
-    rows = trace.fetch(_DECISIONS, (pass_index, node, status, topic, text))
+    rows = trace.fetch(_DECISIONS, (pass_index, node, status, topic, text, trace.compilation))
     alternatives = _alternatives(trace)
     return tuple(
         DecisionRow(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from autosp_inspector.queries.pieces import main_piece
 from autosp_inspector.trace import Trace
 
 
@@ -24,7 +25,8 @@ class GraphView:
 def graph_view(trace: Trace, graph: str, pass_index: int | None = None) -> GraphView | None:
     """The view of ``graph``; None when it does not exist at that pass.
 
-    ``pass_index`` None is the latest pass of the latest compilation that has the graph.
+    ``pass_index`` None is the latest pass of the trace's compilation: of the piece with most
+    nodes in a program in pieces, else of the latest one that has the graph.
     """
     located = _locate(trace, graph, pass_index)
     if located is None:
@@ -37,8 +39,12 @@ def graph_view(trace: Trace, graph: str, pass_index: int | None = None) -> Graph
 
 
 def all_graph_ids(trace: Trace, graph: str) -> tuple[int, ...]:
-    """The graphs of this name of all compilations, in order."""
-    rows = trace.fetch("SELECT id FROM graph WHERE name = ? ORDER BY compilation", (graph,))
+    """The graphs of this name, in the order of the compilations."""
+    rows = trace.fetch(
+        "SELECT id FROM graph WHERE name = ?1 AND (?2 IS NULL OR compilation = ?2)"
+        " ORDER BY compilation",
+        (graph, trace.compilation),
+    )
     return tuple(number for (number,) in rows)
 
 
@@ -53,10 +59,18 @@ def _locate(trace: Trace, graph: str, pass_index: int | None) -> tuple[int, int]
         " WHERE graph.name = ?1 AND (?2 IS NULL OR (pass_graph.pass_index <= ?2"
         " AND graph.compilation = (SELECT compilation FROM pass WHERE pass_index <= ?2"
         " ORDER BY pass_index DESC LIMIT 1)))"
+        " AND (?2 IS NOT NULL OR ?3 IS NULL OR graph.compilation = ?3)"
         " ORDER BY pass_graph.pass_index DESC LIMIT 1",
-        (graph, pass_index),
+        (graph, pass_index, None if pass_index is not None else _compilation(trace)),
     )
     return rows[0] if rows else None
+
+
+def _compilation(trace: Trace) -> int | None:
+    if trace.compilation is not None:
+        return trace.compilation
+    piece = main_piece(trace)
+    return None if piece is None else piece.compilation
 
 
 def _read_view(trace: Trace, graph_id: int, name: str, pass_index: int) -> GraphView:

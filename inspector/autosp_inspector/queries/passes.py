@@ -18,7 +18,7 @@ SELECT pass.pass_index, pass.name, pass.description, pass.options, pass.compilat
        (SELECT total(changed) FROM pass_graph WHERE pass_graph.pass_index = pass.pass_index),
        (SELECT count(*) FROM decision WHERE decision.pass_index = pass.pass_index),
        pass.message
-FROM pass ORDER BY pass.pass_index
+FROM pass WHERE ?1 IS NULL OR pass.compilation = ?1 ORDER BY pass.pass_index
 """
 
 
@@ -39,7 +39,7 @@ def list_passes(trace: Trace) -> tuple[PassRow, ...]:
             decisions=row[10],
             message=row[11],
         )
-        for row in trace.fetch(_PASSES)
+        for row in trace.fetch(_PASSES, (trace.compilation,))
     )
 
 

@@ -33,8 +33,8 @@ def totals_by_kind(collectives: Iterable[CollectiveRow]) -> tuple[CollectiveTota
         CollectiveTotal(
             phase,
             kind,
-            len(rows),
-            sum(row.bytes for row in rows),
+            sum(row.runs for row in rows),
+            sum(row.step_bytes for row in rows),
             _sum_known([row.duration_ns for row in rows]),
             _sum_known([row.exposed_ns for row in rows]),
         )
@@ -75,10 +75,12 @@ def collectives_report(collectives: Sequence[CollectiveRow]) -> Report:
     """Every collective, and the totals."""
     records = [collective_record(row) for row in collectives]
     data = {"collectives": records}
+    in_pieces = any(row.piece is not None for row in collectives)
     if not collectives:
         return Report((Lines(("The program has no collectives.",)),), data, records)
     columns = (
         left("name"),
+        *((left("piece"), right("runs")) if in_pieces else ()),
         left("kind"),
         left("phase"),
         left("axis", dropped=4),
@@ -92,6 +94,7 @@ def collectives_report(collectives: Sequence[CollectiveRow]) -> Report:
     rows = tuple(
         (
             row.name,
+            *((str(row.piece), str(row.runs)) if in_pieces else ()),
             row.kind,
             row.phase,
             f"{row.axis} ({row.group_size})",
@@ -104,7 +107,10 @@ def collectives_report(collectives: Sequence[CollectiveRow]) -> Report:
         )
         for row in collectives
     )
-    title = f"{count_text(len(rows), 'collective')} (times are estimates)"
+    num_runs = sum(row.runs for row in collectives)
+    title = f"{count_text(num_runs, 'collective')} (times are estimates)"
+    if in_pieces:
+        title = f"{count_text(num_runs, 'collective')} of one step, in several pieces"
     blocks = (totals_table(totals_by_kind(collectives)), Table(columns, rows, title))
     return Report(blocks, data, records)
 
@@ -122,6 +128,8 @@ def collective_record(row: CollectiveRow) -> dict[str, Any]:
     """One collective, for JSON."""
     return {
         "name": row.name,
+        "piece": row.piece,
+        "runs": row.runs,
         "kind": row.kind,
         "phase": row.phase,
         "module": row.module,

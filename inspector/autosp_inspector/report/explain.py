@@ -41,6 +41,8 @@ class NodeKnowledge:
     """Of its placement, back to where the sequence was cut."""
     partition: DecisionRow | None = None
     """How the joint graph was split, where it was."""
+    piece: str = ""
+    """``piece 1 of 2``; empty for a program in one piece."""
 
 
 SHOWN_SAVED = 4
@@ -54,6 +56,7 @@ def explain_report(known: NodeKnowledge) -> Report:
     """What the node is, why it is placed so, what came of it."""
     data = {
         "node": node_record(known.node),
+        "piece": known.piece,
         "history": [node_record(version) for version in known.history],
         "placement_causes": [_cause_record(cause) for cause in known.causes],
         "decisions": [decision_record(row) for row in known.decisions],
@@ -111,6 +114,8 @@ def _facts(known: NodeKnowledge) -> tuple[tuple[str, str], ...]:
         ),
         ("placement", node.placement or UNKNOWN),
     ]
+    if known.piece:
+        facts.insert(1, ("compiled in", known.piece))
     if node.module:
         facts.append(("module", f"{node.module} ({node.module_class})".replace(" ()", "")))
     if node.source is not None:

@@ -28,6 +28,8 @@ class RankMemory:
     estimate: EstimateRow | None
     curve: tuple[MemoryRow, ...] | None = None
     live: tuple[LiveTensorRow, ...] | None = None
+    not_estimated: str = ""
+    """Why there is no estimate, where that is known."""
 
 
 def memory_report(ranks: Sequence[RankMemory]) -> Report:
@@ -99,7 +101,7 @@ def _tensor_record(tensor: LiveTensorRow) -> dict[str, Any]:
 def _rank_blocks(rank: RankMemory, *, title: str) -> list[Block]:
     estimate = rank.estimate
     if estimate is None:
-        return [Lines((NOT_ESTIMATED,), title)]
+        return [Lines((rank.not_estimated or NOT_ESTIMATED,), title)]
     blocks: list[Block] = [
         Facts(peak_facts(estimate), title),
         categories_table(estimate.peak_categories, estimate.peak_live_bytes),

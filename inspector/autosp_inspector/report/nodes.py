@@ -17,8 +17,8 @@ from autosp_inspector.report.report import Facts, Report, Table, left, right
 from autosp_inspector.rows import NodeRow
 
 
-def nodes_report(graph: str, nodes: Sequence[NodeRow], total: int) -> Report:
-    """``nodes`` of ``graph``, of ``total`` that match."""
+def nodes_report(graph: str, nodes: Sequence[NodeRow], total: int, *, piece: str = "") -> Report:
+    """``nodes`` of ``graph``, of ``total`` that match; ``piece`` says of which piece."""
     shown = count_text(total, "node")
     if len(nodes) < total:
         shown += f", {len(nodes)} of them shown"
@@ -48,8 +48,13 @@ def nodes_report(graph: str, nodes: Sequence[NodeRow], total: int) -> Report:
         left("source", dropped=1),
     )
     records = [node_record(node) for node in nodes]
-    blocks = (Facts((("graph", graph), ("nodes", shown))), Table(columns, rows))
-    return Report(blocks, {"graph": graph, "total": total, "nodes": records}, records)
+    blocks = (
+        Facts((("graph", f"{graph}, {piece}" if piece else graph), ("nodes", shown))),
+        Table(columns, rows),
+    )
+    return Report(
+        blocks, {"graph": graph, "piece": piece, "total": total, "nodes": records}, records
+    )
 
 
 def node_record(node: NodeRow) -> dict[str, Any]:

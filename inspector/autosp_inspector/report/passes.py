@@ -48,12 +48,14 @@ def _record(row: PassRow) -> dict[str, Any]:
     }
 
 
-def pass_diff_report(changed_by: PassRow, graph: str, changes: Sequence[NodeChange]) -> Report:
-    """The nodes that one pass added, removed or changed."""
+def pass_diff_report(
+    changed_by: PassRow, graph: str, changes: Sequence[NodeChange], *, piece: str = ""
+) -> Report:
+    """The nodes that one pass added, removed or changed; ``piece`` says of which piece."""
     facts = Facts(
         (
             ("pass", f"{changed_by.index} {changed_by.name}"),
-            ("graph", graph),
+            ("graph", f"{graph}, {piece}" if piece else graph),
             ("changes", count_text(len(changes), "node")),
         )
     )

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from autosp_inspector.queries.pieces import Piece
 from autosp_inspector.report.collectives import CollectiveTotal, totals_by_kind, totals_table
 from autosp_inspector.report.findings import findings_count, first_of_each_code
 from autosp_inspector.report.memory import categories_table, peak_facts
@@ -50,6 +51,10 @@ class SummaryContent:
     """The trace's name in the commands to try next."""
     record_command: str = ""
     """The command that keeps the trace; empty if it is kept."""
+    pieces: tuple[Piece, ...] = ()
+    """Of a program that was broken."""
+    not_estimated: str = ""
+    """Why there is no estimate, where the pieces are why."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +82,8 @@ def _blocks(
     yield Facts(tuple(_run_facts(content)))
     if content.run.status != "ok":
         yield Lines((_status_line(content.run),))
+    if content.pieces:
+        yield Lines((content.not_estimated,))
     yield from _memory_blocks(content.estimate)
     if content.estimate is not None and content.estimate.step_ns is not None:
         yield Facts(time_facts(content.estimate), "Time of one step (estimate)")
@@ -115,6 +122,8 @@ def _run_facts(content: SummaryContent) -> Iterator[tuple[str, str]]:
         yield "training", ", ".join(training)
     if run.hardware is not None:
         yield "GPU", str(run.hardware.get("title") or run.hardware.get("name"))
+    if content.pieces:
+        yield "pieces", _pieces_text(content.pieces)
     passes = content.passes
     in_passes = count_text(len(passes), "pass", "passes")
     yield "compiled", f"{time_text(_compile_ns(passes))} in {in_passes}"
@@ -124,6 +133,12 @@ def _compile_ns(passes: Sequence[PassRow]) -> int | None:
     """Time of all passes; a training run itself lasts as long as it trains."""
     times = [row.duration_ns for row in passes if row.duration_ns is not None]
     return sum(times) if times else None
+
+
+def _pieces_text(pieces: Sequence[Piece]) -> str:
+    """``2; piece 2 runs 3 times in a step``."""
+    repeated = [f"piece {p.number} runs {p.runs} times in a step" for p in pieces if p.runs != 1]
+    return "; ".join([str(len(pieces)), *repeated])
 
 
 def _status_line(run: RunRow) -> str:
@@ -154,18 +169,18 @@ def per_layer(collectives: Sequence[CollectiveRow]) -> PerLayer | None:
     """Counts by layer: a layer is a numbered module (``layers.3``); None if there is none."""
     counts: dict[str, Counter[str]] = defaultdict(Counter)
     sizes: dict[str, Counter[str]] = defaultdict(Counter)
-    layers: set[str] = set()
+    layers: dict[str, int] = {}
     for row in collectives:
         match = _LAYER.search(row.module)
         if match is not None:
             layer = row.module[: match.end(1)]
-            layers.add(layer)
+            layers[layer] = max(layers.get(layer, 1), row.runs)
             counts[row.phase][layer] += 1
             sizes[row.phase][layer] += row.bytes
     if not layers:
         return None
     return PerLayer(
-        len(layers),
+        sum(layers.values()),
         {
             phase: (min(of[layer] for layer in layers), max(of.values()))
             for phase, of in counts.items()
@@ -224,6 +239,7 @@ def _data(
         "gpu": None if run.hardware is None else run.hardware.get("name"),
         "compile_ns": _compile_ns(content.passes),
         "passes": len(content.passes),
+        "pieces": [asdict(piece) for piece in content.pieces],
         "peak": _peak_data(estimate),
         "categories": {} if estimate is None else dict(estimate.peak_categories),
         "capacity_bytes": estimate.capacity_bytes if estimate else None,

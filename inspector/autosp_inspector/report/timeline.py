@@ -13,8 +13,13 @@ from autosp_inspector.rows import EstimateRow, TimelineRow
 NOT_ESTIMATED = "No time was estimated for this trace: give a GPU with --gpu."
 
 
-def timeline_report(estimate: EstimateRow | None, events: Sequence[TimelineRow]) -> Report:
-    """Totals and events; nothing is invented where no device was chosen."""
+def timeline_report(
+    estimate: EstimateRow | None, events: Sequence[TimelineRow], *, not_estimated: str = ""
+) -> Report:
+    """Totals and events; nothing is invented where no device was chosen.
+
+    ``not_estimated`` says why there is no estimate, where it is not for want of a device.
+    """
     streams: dict[str, list[TimelineRow]] = defaultdict(list)
     for event in events:
         streams[event.stream].append(event)
@@ -31,7 +36,7 @@ def timeline_report(estimate: EstimateRow | None, events: Sequence[TimelineRow])
         ],
     }
     if estimate is None or estimate.step_ns is None:
-        return Report((Lines((NOT_ESTIMATED,)),), data, records)
+        return Report((Lines((not_estimated or NOT_ESTIMATED,)),), data, records)
     facts = Facts(time_facts(estimate), "Estimate of one step")
     return Report((facts, _table(events)), data, records)
 

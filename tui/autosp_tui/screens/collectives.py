@@ -28,6 +28,14 @@ def _exposed(row: CollectiveRow) -> Span:
     return mark + format_duration(row.exposed_ns), "exposed" if row.exposed_ns else "muted"
 
 
+def _module(row: CollectiveRow) -> Span:
+    """Where it is; in a program of several pieces which one, and how often that runs."""
+    if row.piece is None:
+        return row.module, "module"
+    runs = f", {row.runs} runs" if row.runs != 1 else ""
+    return f"piece {row.piece}{runs}  {row.module}", "module"
+
+
 _COLUMNS = (
     Column[CollectiveRow]("kind", lambda row: (f"⇄ {kind_words(row.kind)}", "collective"), 16),
     Column[CollectiveRow]("phase", lambda row: (row.phase, "text"), 9),
@@ -44,9 +52,7 @@ _COLUMNS = (
         from_width=100,
     ),
     Column[CollectiveRow]("cause", lambda row: (row.cause, "operator"), 14, grow=1, keep="ends"),
-    Column[CollectiveRow](
-        "module", lambda row: (row.module, "module"), 22, grow=2, keep="end", from_width=124
-    ),
+    Column[CollectiveRow]("module", _module, 22, grow=2, keep="end", from_width=124),
     Column[CollectiveRow](
         "over", lambda row: (f"{row.axis}×{row.group_size}", "muted"), 6, from_width=134
     ),
@@ -83,13 +89,15 @@ class CollectivesView(View):
         widget = self.query_one("#rows", VirtualList)
         widget.show_rows(self._sorted(rows))
         self.title_pane(widget, f"Collectives · {self._phase} · {_SORTS[self._sort]}")
-        size = format_bytes(sum(row.bytes for row in rows))
+        size = format_bytes(sum(row.step_bytes for row in rows))
         exposed = [row.exposed_ns for row in rows if row.exposed_ns is not None]
+        pieces = {row.piece for row in rows if row.piece is not None}
         own = sum(row.origin == "explicit" for row in rows)
         self.show_status(
-            (plural(len(rows), "collective"), "strong"),
+            (plural(sum(row.runs for row in rows), "collective"), "strong"),
             (f"  {size} per rank and step", "text"),
             (f"  {format_duration(sum(exposed))} exposed" if exposed else "", "exposed"),
+            (f"  in {plural(len(pieces), 'piece')}" if pieces else "", "muted"),
             (f"  {own} in your own code" if own else "", "muted"),
         )
         if not rows:
@@ -133,7 +141,7 @@ class CollectivesView(View):
         row = event.row
         if isinstance(row, CollectiveRow):
             target = (row.cause, ("program",)) if row.cause else (row.name, (row.graph,))
-            self.post_message(self.OpenNode(*target))
+            self.post_message(self.OpenNode(*target, piece=row.piece))
 
     def action_next_phase(self) -> None:
         self._phase = _PHASES[(_PHASES.index(self._phase) + 1) % len(_PHASES)]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import ClassVar
 
 from textual import on
@@ -11,7 +11,9 @@ from textual.message import Message
 from textual.widget import Widget
 
 from autosp_inspector.queries.nodes import NodeOrder, list_nodes
+from autosp_inspector.queries.pieces import of_piece
 from autosp_inspector.rows import ModuleRow, NodeRow
+from autosp_inspector.trace import Trace
 from autosp_tui.bindings import bindings_of
 from autosp_tui.describe import describe_module, describe_node
 from autosp_tui.present import (
@@ -22,7 +24,7 @@ from autosp_tui.present import (
     placement_tone,
     plural,
 )
-from autosp_tui.screens.view import View
+from autosp_tui.screens.view import Snapshot, View
 from autosp_tui.snapshots import (
     GraphHeader,
     Location,
@@ -99,10 +101,11 @@ class GraphView(View):
     _graph = "program"
     _pass_index: int | None = None
     _flat = False
-    _wanted: tuple[str, tuple[str, ...]] | None = None
+    _wanted: tuple[str, tuple[str, ...], int | None] | None = None
     _ready = False
     _last_row: TreeItem | NodeRow | None = None
     _order: NodeOrder = "graph"
+    _piece: int | None = None
 
     def compose_body(self) -> Iterable[Widget]:
         yield ModuleTree(id="tree")
@@ -121,6 +124,17 @@ class GraphView(View):
 
     # -- what is shown
 
+    def load(
+        self,
+        query: Callable[[Trace], Snapshot],
+        show: Callable[[Snapshot], None],
+        *,
+        group: str = "view",
+    ) -> None:
+        """Read the piece that is shown."""
+        piece = self._piece
+        super().load(lambda trace: query(of_piece(trace, piece)), show, group=group)
+
     def read(self) -> None:
         self._ready = False
         self._last_row = None
@@ -131,7 +145,7 @@ class GraphView(View):
         self._ready = True
         if header.graphs and self._graph not in header.graphs:
             self._graph = header.graphs[0]
-        if self._pass_index is not None and self._pass_index >= len(header.passes):
+        if self._pass_index not in self._pass_names:
             self._pass_index = None
         if self._wanted is not None:
             self.show_node(*self._wanted)
@@ -147,12 +161,19 @@ class GraphView(View):
             self.main_pane().focus()
 
     def _show_state(self, *more: Span) -> None:
-        passes = self._header.passes
-        if self._pass_index is None or not passes:
+        if self._pass_index is None:
             when = "as it ends up"
         else:
-            when = f"after pass {self._pass_index} {passes[self._pass_index].name}"
+            when = f"after pass {self._pass_index} {self._pass_names.get(self._pass_index, '')}"
+        header = self._header
+        if header.piece is not None:
+            more = ((f"  piece {header.piece} of {header.num_pieces}", "strong"), *more)
         self.show_status((self._graph, "strong"), (f" graph {when}", "text"), *more)
+
+    @property
+    def _pass_names(self) -> dict[int, str]:
+        """Of the passes of what is shown, by their number."""
+        return {row.index: row.name for row in self._header.passes}
 
     def _fill_tree(self) -> None:
         graph, index, kept = self._graph, self._pass_index, self._kept_row()
@@ -196,12 +217,12 @@ class GraphView(View):
 
     def _show_nodes(self, page: NodePage) -> None:
         graph, index, text = self._graph, self._pass_index, self.filter_text
-        order = self._order
+        order, piece = self._order, self._piece
 
         async def fetch(offset: int, limit: int) -> Sequence[NodeRow]:
             return await self.session.read(
                 lambda trace: list_nodes(
-                    trace,
+                    of_piece(trace, piece),
                     graph=graph,
                     pass_index=index,
                     text=text,
@@ -235,12 +256,13 @@ class GraphView(View):
 
     # -- one node
 
-    def show_node(self, name: str, graphs: Sequence[str]) -> None:
-        """Put the cursor on a node, in the first of ``graphs`` that has it."""
+    def show_node(self, name: str, graphs: Sequence[str], piece: int | None = None) -> None:
+        """Put the cursor on a node, in the first of ``graphs`` (of ``piece``) that has it."""
         if not self._ready:
-            self._wanted = (name, tuple(graphs))
+            self._wanted = (name, tuple(graphs), piece)
             return
         self._wanted = None
+        self._piece = piece or self._piece
         self.load(lambda trace: locate(trace, name, graphs), lambda at: self._go_to(name, at))
 
     def _go_to(self, name: str, location: Location) -> None:
@@ -249,6 +271,11 @@ class GraphView(View):
             closest = f"; closest: {', '.join(location.similar)}" if location.similar else ""
             self._refill()
             self.notify(f"no recorded graph has a node {name!r}{closest}", markup=False)
+            return
+        if location.piece not in (None, self._header.piece):
+            self._wanted = (name, (node.graph,), location.piece)
+            self._piece = location.piece
+            self.read()
             return
         self._graph, self._flat = node.graph, False
         died = node.died_pass
@@ -332,16 +359,25 @@ class GraphView(View):
             self._graph = graphs[(graphs.index(self._graph) + 1) % len(graphs)]
             self._refill()
 
-    def action_step_pass(self, amount: int) -> None:
-        last = len(self._header.passes) - 1
-        if last < 0:
+    def action_next_piece(self) -> None:
+        header = self._header
+        if header.piece is None:
+            self.notify("the program is in one piece", markup=False)
             return
-        index = last if self._pass_index is None else self._pass_index
-        self._pass_index = max(0, min(index + amount, last))
+        self._piece = header.piece % header.num_pieces + 1
+        self._pass_index = None
+        self.read()
+
+    def action_step_pass(self, amount: int) -> None:
+        indices = list(self._pass_names)
+        if not indices:
+            return
+        place = len(indices) - 1 if self._pass_index is None else indices.index(self._pass_index)
+        self._pass_index = indices[max(0, min(place + amount, len(indices) - 1))]
         self._refill()
 
     def action_diff(self) -> None:
-        last = len(self._header.passes) - 1
+        last = max(self._pass_names, default=0)
         self.post_message(self.ShowPass(last if self._pass_index is None else self._pass_index))
 
 

@@ -57,6 +57,7 @@ _LIVE = (
     ),
 )
 _SORTS = ("largest first", "by category", "by module")
+NOT_MODELLED = "memory was not modelled for this run"
 _PHASES = ("all", "forward", "backward", "optimizer")
 
 
@@ -98,12 +99,15 @@ class MemoryView(View):
         self.title_pane(curve, f"Live memory · {self._phase}")
         self._show_totals()
         if not rows:
-            self.query_one("#detail", Detail).show(())
+            why = self._memory.not_estimated
+            self.query_one("#detail", Detail).show(
+                (line((why, "warning"), indent=2),) if why else ()
+            )
 
     def _show_totals(self) -> None:
         estimate = self._memory.estimate
         if estimate is None:
-            self.show_status(("memory was not modelled for this run", "warning"))
+            self.show_status((self._memory.not_estimated or NOT_MODELLED, "warning"))
             return
         spans: list[Span] = [(f"peak {format_bytes(estimate.peak_live_bytes)}", "strong")]
         if estimate.capacity_bytes is not None:

@@ -226,9 +226,9 @@ class PassesView(View):
         counts = Counter(row.mark for row in rows)
         marks = "  ".join(f"{mark}{counts[mark]}" for mark in "+-~=" if counts[mark])
         hidden = "changed only" if self._hide_unchanged_nodes else "all nodes"
-        self.title_pane(
-            widget, f"Before/after · {self._detail.graph} · {hidden} · {marks or 'no change'}"
-        )
+        piece = self._detail.piece
+        graph = self._detail.graph if piece is None else f"{self._detail.graph} of piece {piece}"
+        self.title_pane(widget, f"Before/after · {graph} · {hidden} · {marks or 'no change'}")
 
     def _why_empty(self, detail: PassDetail) -> str:
         """What to do where before/after has nothing to show."""
@@ -250,7 +250,8 @@ class PassesView(View):
         row = event.row
         node = _node_of(row) if isinstance(row, NodeChange) else None
         if node is not None:
-            self.post_message(self.OpenNode(node.name, (node.graph,)))
+            piece = None if self._detail is None else self._detail.piece
+            self.post_message(self.OpenNode(node.name, (node.graph,), piece=piece))
 
     @on(VirtualList.Selected, "#passes")
     def _pass_chosen(self) -> None:

@@ -12,7 +12,7 @@ from textual.widget import Widget
 from autosp_inspector.rows import TimelineRow
 from autosp_tui.bindings import bindings_of
 from autosp_tui.describe import describe_event
-from autosp_tui.present import Span, format_duration, format_share, short_target
+from autosp_tui.present import Span, format_duration, format_share, line, short_target
 from autosp_tui.screens.view import View, matches
 from autosp_tui.snapshots import Timeline, read_timeline
 from autosp_tui.widgets.bar import Bar
@@ -100,6 +100,9 @@ class TimelineView(View):
         self.query_one("#legend", Bar).show(_LEGEND)
         self._fill_lanes()
         self._fill_events()
+        if timeline.not_estimated:
+            why = line((timeline.not_estimated, "warning"), indent=2)
+            self.query_one("#detail", Detail).show((why,))
         self.main_pane().focus()
 
     def _in_phase(self) -> list[TimelineRow]:
@@ -115,7 +118,9 @@ class TimelineView(View):
     def _totals(self) -> list[Span]:
         estimate = self._timeline.estimate
         if estimate is None or estimate.step_ns is None:
-            return [("time was not modelled for this run", "warning")]
+            return [
+                (self._timeline.not_estimated or "time was not modelled for this run", "warning")
+            ]
         share = format_share(estimate.exposed_ns, estimate.step_ns)
         return [
             (f"step {format_duration(estimate.step_ns)}", "strong"),

@@ -65,9 +65,10 @@ class View(Screen[None]):
     class OpenNode(Message):
         """A node is to be shown in the graph view; ``graphs`` are tried in order."""
 
-        def __init__(self, node: str, graphs: Sequence[str]) -> None:
+        def __init__(self, node: str, graphs: Sequence[str], *, piece: int | None = None) -> None:
             self.node = node
             self.graphs = tuple(graphs)
+            self.piece = piece
             super().__init__()
 
     class Back(Message):

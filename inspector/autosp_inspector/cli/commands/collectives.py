@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from autosp_inspector.cli.graph_options import known_graph
+from autosp_inspector.cli.graph_options import chosen_piece, known_graph, piece_parameter
 from autosp_inspector.cli.source import OpenedSource
 from autosp_inspector.cli.view import View, rank_parameter
 from autosp_inspector.queries.collectives import list_collectives
@@ -25,6 +25,7 @@ def view() -> View:
             help="Of this graph: program, joint, forward or backward.  "
             "[default: forward and backward]",
         ),
+        piece_parameter(),
         rank_parameter(),
     )
     return View(
@@ -36,8 +37,13 @@ def view() -> View:
 
 
 def _report(
-    source: OpenedSource, *, phase: str | None, graph: str | None, rank: int | None
+    source: OpenedSource,
+    *,
+    phase: str | None,
+    graph: str | None,
+    piece: int | None,
+    rank: int | None,
 ) -> Report:
-    trace = source.trace(rank)
+    trace = chosen_piece(source.trace(rank), piece)
     name = None if graph is None else known_graph(trace, graph)
     return collectives_report(list_collectives(trace, phase=phase, graph=name))

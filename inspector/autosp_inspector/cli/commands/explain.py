@@ -8,8 +8,8 @@ from typing import Any
 
 import click
 
-from autosp_inspector.cli.commands.passes import find_pass
-from autosp_inspector.cli.graph_options import known_graph
+from autosp_inspector.cli.commands.passes import at_pass
+from autosp_inspector.cli.graph_options import chosen_piece, known_graph, piece_parameter
 from autosp_inspector.cli.source import OpenedSource
 from autosp_inspector.cli.view import View, rank_parameter, run_view, view_command
 from autosp_inspector.errors import TraceError
@@ -25,7 +25,7 @@ from autosp_inspector.queries.nodes import (
     similar_names,
     users_of,
 )
-from autosp_inspector.queries.passes import list_passes
+from autosp_inspector.queries.pieces import by_piece, piece_label
 from autosp_inspector.report.explain import NodeKnowledge, explain_report
 from autosp_inspector.report.report import Report
 from autosp_inspector.rows import CollectiveRow, CostRow, DecisionRow, NodeRow
@@ -50,6 +50,7 @@ def _view() -> View:
             help="The node of this graph: program, joint, forward or backward.  [default: the "
             "first that has it]",
         ),
+        piece_parameter(),
         click.Option(
             ["--pass", "after_pass"],
             metavar="PASS",
@@ -86,15 +87,26 @@ def _is_target(text: str) -> bool:
 
 
 def _report(
-    source: OpenedSource, name: str, *, graph: str | None, after_pass: str | None, rank: int | None
+    source: OpenedSource,
+    name: str,
+    *,
+    graph: str | None,
+    piece: int | None,
+    after_pass: str | None,
+    rank: int | None,
 ) -> Report:
-    trace = source.trace(rank)
+    trace = chosen_piece(source.trace(rank), piece)
+    pieces = by_piece(trace)
     wanted: dict[str, Any] = {}
     if graph is not None:
         wanted["graph"] = known_graph(trace, graph)
     if after_pass is not None:
-        wanted["pass_index"] = find_pass(list_passes(trace), after_pass).index
-    node = find_node(trace, name, **wanted)
+        trace, wanted["pass_index"] = at_pass(trace, after_pass)
+        pieces = (trace,)
+    if piece is not None:
+        pieces = (trace,)
+    found = ((each, find_node(each, name, **wanted)) for each in pieces)
+    trace, node = next(((each, node) for each, node in found if node), (trace, None))
     if node is None:
         raise _no_such_node(trace, name, source.text)
     derived = derived_nodes(trace, node.name) if node.graph == "program" else ()
@@ -110,6 +122,7 @@ def _report(
             derived_costs=_costs(trace, derived),
             causes=placement_causes(trace, node),
             partition=next(iter(list_decisions(trace, topic="saved-tensors")), None),
+            piece=piece_label(trace),
         )
     )
 

@@ -8,6 +8,7 @@ from typing import Any
 import click
 
 from autosp_inspector.cli.compile import check_writable
+from autosp_inspector.cli.graph_options import chosen_piece, piece_parameter
 from autosp_inspector.cli.layout_options import layout_parameters, take_layout
 from autosp_inspector.cli.output_options import quiet_parameter
 from autosp_inspector.cli.source import OpenedSource, open_source
@@ -18,6 +19,7 @@ from autosp_inspector.cli.view import (
     rank_parameter,
     target_parameter,
 )
+from autosp_inspector.queries.pieces import by_piece
 
 
 def command() -> click.Command:
@@ -43,6 +45,7 @@ def command() -> click.Command:
             show_default=True,
             help="Which half of the step to draw.",
         ),
+        piece_parameter(),
         rank_parameter(),
     ]
     return click.Command(
@@ -83,7 +86,7 @@ def _write(source: OpenedSource, values: dict[str, Any]) -> None:
     from autosp_inspector.export.dot import export_dot
     from autosp_inspector.export.svg import export_svg
 
-    trace = source.trace(values["rank"])
+    trace = by_piece(chosen_piece(source.trace(values["rank"]), values["piece"]))[0]
     choices = {name: values[name] for name in ("depth", "module", "phase")}
     if values["svg"] is not None:
         export_svg(trace, values["svg"], **choices)

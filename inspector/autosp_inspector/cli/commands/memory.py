@@ -8,6 +8,7 @@ from autosp_inspector.cli.source import OpenedSource
 from autosp_inspector.cli.view import View
 from autosp_inspector.queries.estimate import estimate_summary
 from autosp_inspector.queries.memory import live_at_peak, memory_curve
+from autosp_inspector.queries.pieces import not_estimated
 from autosp_inspector.report.memory import RankMemory, memory_report
 from autosp_inspector.report.report import Report
 
@@ -33,6 +34,7 @@ def _report(source: OpenedSource, *, tensors: bool, curve: bool) -> Report:
                 estimate_summary(trace),
                 curve=memory_curve(trace) if curve else None,
                 live=live_at_peak(trace) if tensors else None,
+                not_estimated=not_estimated(trace),
             )
             for trace in source.traces
         ]

@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import click
 
-from autosp_inspector.cli.commands.passes import find_pass
-from autosp_inspector.cli.graph_options import graph_parameter, known_graph
+from autosp_inspector.cli.commands.passes import at_pass
+from autosp_inspector.cli.graph_options import (
+    chosen_piece,
+    graph_parameter,
+    known_graph,
+    piece_parameter,
+)
 from autosp_inspector.cli.source import OpenedSource
 from autosp_inspector.cli.view import View, rank_parameter
 from autosp_inspector.queries.nodes import count_nodes, list_nodes
-from autosp_inspector.queries.passes import list_passes
+from autosp_inspector.queries.pieces import piece_label
 from autosp_inspector.report.nodes import nodes_report
 from autosp_inspector.report.report import Report
 
@@ -30,6 +35,7 @@ ROLES = (
 def view() -> View:
     options = (
         graph_parameter(),
+        piece_parameter(),
         click.Option(
             ["--pass", "after_pass"],
             metavar="PASS",
@@ -57,6 +63,7 @@ def _report(
     source: OpenedSource,
     *,
     graph: str | None,
+    piece: int | None,
     after_pass: str | None,
     text: str,
     module: str,
@@ -64,11 +71,10 @@ def _report(
     limit: int | None,
     rank: int | None,
 ) -> Report:
-    trace = source.trace(rank)
+    trace, index = at_pass(chosen_piece(source.trace(rank), piece), after_pass)
     name = known_graph(trace, graph)
-    index = None if after_pass is None else find_pass(list_passes(trace), after_pass).index
     nodes = list_nodes(
         trace, graph=name, pass_index=index, text=text, module=module, role=role, limit=limit
     )
     total = count_nodes(trace, graph=name, pass_index=index, text=text, module=module, role=role)
-    return nodes_report(name, nodes, total)
+    return nodes_report(name, nodes, total, piece=piece_label(trace))

@@ -4,14 +4,21 @@ from __future__ import annotations
 
 import click
 
-from autosp_inspector.cli.graph_options import graph_parameter, known_graph
+from autosp_inspector.cli.graph_options import (
+    chosen_piece,
+    graph_parameter,
+    known_graph,
+    piece_parameter,
+)
 from autosp_inspector.cli.source import OpenedSource
 from autosp_inspector.cli.view import View, rank_parameter
 from autosp_inspector.errors import TraceError
 from autosp_inspector.queries.passes import list_passes, pass_changes
+from autosp_inspector.queries.pieces import by_piece, list_pieces, piece_label
 from autosp_inspector.report.passes import pass_diff_report, passes_report
 from autosp_inspector.report.report import Report
 from autosp_inspector.rows import PassRow
+from autosp_inspector.trace import Trace
 
 
 def view() -> View:
@@ -25,20 +32,42 @@ def view() -> View:
         "What each pass did; with --diff, node by node.\n\n"
         "Time, nodes added, removed and changed, and decisions of every pass.",
         _report,
-        options=(diff, graph_parameter(), rank_parameter()),
+        options=(diff, graph_parameter(), piece_parameter(), rank_parameter()),
     )
 
 
 def _report(
-    source: OpenedSource, *, diff: str | None, graph: str | None, rank: int | None
+    source: OpenedSource,
+    *,
+    diff: str | None,
+    graph: str | None,
+    piece: int | None,
+    rank: int | None,
 ) -> Report:
-    trace = source.trace(rank)
+    trace = chosen_piece(source.trace(rank), piece)
     passes = list_passes(trace)
     if diff is None:
         return passes_report(passes)
-    chosen = find_pass(passes, diff)
+    trace, index = at_pass(trace, diff)
+    chosen = next(row for row in passes if row.index == index)
     name = known_graph(trace, graph)
-    return pass_diff_report(chosen, name, pass_changes(trace, chosen.index, graph=name))
+    changes = pass_changes(trace, chosen.index, graph=name)
+    return pass_diff_report(chosen, name, changes, piece=piece_label(trace))
+
+
+def at_pass(trace: Trace, wanted: str | None) -> tuple[Trace, int | None]:
+    """The trace as the piece of that pass, and the pass's index; for None the main piece.
+
+    A name means the pass of the main piece.
+
+    Raises:
+        TraceError: no such pass.
+    """
+    main = by_piece(trace)[0]
+    if wanted is None:
+        return main, None
+    row = find_pass(list_passes(trace if wanted.isdigit() else main), wanted)
+    return (trace.of_compilation(row.compilation) if list_pieces(trace) else trace), row.index
 
 
 def find_pass(passes: tuple[PassRow, ...], wanted: str) -> PassRow:

@@ -13,8 +13,10 @@ from autosp_inspector.queries.estimate import estimate_summary
 from autosp_inspector.queries.findings import list_findings
 from autosp_inspector.queries.nodes import list_nodes
 from autosp_inspector.queries.passes import list_passes
+from autosp_inspector.queries.pieces import list_pieces, not_estimated
 from autosp_inspector.report.report import Report
 from autosp_inspector.report.summary import SummaryContent, summary_report
+from autosp_inspector.rows import DecisionRow
 from autosp_inspector.schema import TRACE_SUFFIX
 from autosp_inspector.trace import Trace
 
@@ -40,8 +42,10 @@ def summary_of(source: OpenedSource, *, rank: int | None) -> Report:
             run=trace.run,
             estimate=estimate_summary(trace),
             collectives=list_collectives(trace),
-            attention=list_decisions(trace, topic="attention"),
+            attention=_attention(trace),
             num_attention_sites=_num_attention_sites(trace),
+            pieces=list_pieces(trace),
+            not_estimated=not_estimated(trace),
             findings=list_findings(trace),
             passes=list_passes(trace),
             target=target,
@@ -50,13 +54,29 @@ def summary_of(source: OpenedSource, *, rank: int | None) -> Report:
     )
 
 
+def _attention(trace: Trace) -> tuple[DecisionRow, ...]:
+    """Decisions about attention sites, as often as their piece runs in a step."""
+    pieces = list_pieces(trace)
+    if not pieces:
+        return list_decisions(trace, topic="attention")
+    return tuple(
+        row
+        for piece in pieces
+        for row in list_decisions(trace.of_compilation(piece.compilation), topic="attention")
+        * piece.runs
+    )
+
+
 def _num_attention_sites(trace: Trace) -> int:
     """Over all compilations: pieces of a broken program, or several lengths."""
-    captures = [row.index for row in list_passes(trace) if row.name == "capture"]
+    captures = [row for row in list_passes(trace) if row.name == "capture"]
+    runs = {piece.compilation: piece.runs for piece in list_pieces(trace)}
     return sum(
-        ATTENTION_OPERATOR in node.target
+        runs.get(capture.compilation, 1) * (ATTENTION_OPERATOR in node.target)
         for capture in captures
-        for node in list_nodes(trace, graph="program", pass_index=capture, text=ATTENTION_OPERATOR)
+        for node in list_nodes(
+            trace, graph="program", pass_index=capture.index, text=ATTENTION_OPERATOR
+        )
     )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from autosp_inspector.cli.source import OpenedSource
 from autosp_inspector.cli.view import View, rank_parameter
 from autosp_inspector.queries.estimate import estimate_summary
+from autosp_inspector.queries.pieces import not_estimated
 from autosp_inspector.queries.timeline import timeline_events
 from autosp_inspector.report.report import Report
 from autosp_inspector.report.timeline import timeline_report
@@ -22,4 +23,6 @@ def view() -> View:
 
 def _report(source: OpenedSource, *, rank: int | None) -> Report:
     trace = source.trace(rank)
-    return timeline_report(estimate_summary(trace), timeline_events(trace))
+    return timeline_report(
+        estimate_summary(trace), timeline_events(trace), not_estimated=not_estimated(trace)
+    )
