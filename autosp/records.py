@@ -312,7 +312,7 @@ def _collective(
     sent = tensor_of(source) if isinstance(source, Node) else None
     received = tensor_of(node)
     carried = received if kind == "all_gather" else sent
-    details = tag.collective if tag else None
+    details = (tag.collective or tag.ring) if tag else None
     reason = tag.reason if tag else "in the user's program"
     route = (details.source_placement, details.target_placement) if details else ("", "")
     source_placement, target_placement = route if phase == "forward" else route[::-1]

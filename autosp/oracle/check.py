@@ -11,12 +11,14 @@ import torch
 from torch.fx import Graph, GraphModule, Node
 from torch.utils._pytree import tree_leaves
 
+from autosp.attention_choice import AttentionChoice
+from autosp.blocks import cut_blocks
 from autosp.capture import CapturedProgram, capture
 from autosp.errors import AutoSPError
 from autosp.graph import local_tag, module_path, output_node, shape_of, source_location
 from autosp.loggers import quiet_loggers
 from autosp.mesh import Mesh
-from autosp.oracle.combine import combine_cotangents, combine_values, cut_blocks
+from autosp.oracle.combine import combine_cotangents, combine_values
 from autosp.oracle.compare import Difference, coarsest_tolerance, difference, largest
 from autosp.oracle.lockstep import RankValues, run_ranks, run_whole
 from autosp.oracle.report import OracleReport, Quantity, WrongNode
@@ -47,6 +49,7 @@ def check_program(
     passes: Sequence[Pass] = PROGRAM_PASSES,
     fills: Sequence[str] = FILLS,
     tolerance: float | None = None,
+    attention: AttentionChoice = "auto",
 ) -> OracleReport:
     """Compile ``program`` for ``num_ranks`` ranks and prove it against itself.
 
@@ -61,6 +64,7 @@ def check_program(
         fills: padding fills to run.
         tolerance: relative error allowed; by default that of the program's coarsest
             floating type.
+        attention: the form that attention takes.
 
     Raises:
         AutoSPError: the program cannot be sharded.
@@ -74,7 +78,7 @@ def check_program(
     errors = _Errors()
     num_fallbacks = 0
     for fill in fills:
-        ranks = _compile(program, num_ranks, fill, passes, fake_mode)
+        ranks = _compile(program, num_ranks, fill, passes, fake_mode, attention)
         run = by_fill[fill] = RankRun.of(ranks, inputs, reference)
         num_fallbacks = sum(ranks[0].fallbacks.values())
         search = _Search(reference, run, fill, tolerance, errors)
@@ -324,19 +328,24 @@ def _gradients(
 
 
 def _compile(
-    program: GraphModule, num_ranks: int, fill: str, passes: Sequence[Pass], fake_mode: Any
+    program: GraphModule,
+    num_ranks: int,
+    fill: str,
+    passes: Sequence[Pass],
+    fake_mode: Any,
+    attention: AttentionChoice,
 ) -> list[ShardedProgram]:
     """The programs of all ranks; passes run on a copy."""
     rewritten = _copy(program)
-    context = PassContext(Mesh(sp=num_ranks), padding_fill=fill)
+
+    def context(rank: int) -> PassContext:
+        return PassContext(Mesh(sp=num_ranks, rank=rank), padding_fill=fill, attention=attention)
+
     with torch._guards.tracing(None):
         for item in passes:
-            rewritten = item.run(rewritten, context)
+            rewritten = item.run(rewritten, context(0))
         with fake_mode, torch.no_grad():
-            return [
-                shard(rewritten, PassContext(Mesh(sp=num_ranks, rank=rank), padding_fill=fill))
-                for rank in range(num_ranks)
-            ]
+            return [shard(rewritten, context(rank)) for rank in range(num_ranks)]
 
 
 def _with_keyed_randomness(

@@ -35,6 +35,7 @@ from autosp.pipeline import PassContext
 from autosp.placement import REPLICATE, Partial, Placement, Shard, local_shape
 from autosp.runtime.keyed_random import AGREE
 from autosp.sharding import token_regions
+from autosp.sharding.attention_plan import plan_attention
 from autosp.sharding.builder import ProgramBuilder, Value
 from autosp.sharding.layout import with_users_layout
 from autosp.sharding.localise import block_inputs
@@ -50,6 +51,7 @@ from autosp.sharding.seeds import (
     has_attention,
     sequence_cut,
 )
+from autosp.sharding.trace_dim import TracedDim
 
 aten = torch.ops.aten
 
@@ -122,6 +124,9 @@ class _Walk:
         self._seeds = {seed.node: seed for seed in origins.seeds} if origins else {}
         self._carriers = origins.carriers if origins else {}
         """Nodes between the seeds and the queries: cut again if they became whole."""
+        plan = plan_attention(program.graph, context.attention, context.mesh.sp)
+        self._builder.attention = plan.sites
+        self._order = plan.order
 
     def _find_origins(self) -> SequenceOrigins | None:
         if self._context.allow_breaks and not has_attention(self._program.graph):
@@ -132,6 +137,9 @@ class _Walk:
             )  # fmt: skip
             return None
         return find_origins(self._program.graph)
+
+    def _cut(self, along: TracedDim) -> Shard:
+        return sequence_cut(along, self._context.mesh.sp, self._order)
 
     def run(self) -> ShardedProgram:
         self._announce_seeds()
@@ -243,7 +251,7 @@ class _Walk:
             along = self._seeds[node].along
         if along is None or not _is_whole(result):
             return result
-        cut = sequence_cut(along, self._context.mesh.sp)
+        cut = self._cut(along)
         reason = "the sequence begins here" if node in self._seeds else "the sequence goes on"
         moved = redistribute(self._builder, result, cut, reason=reason)
         self._decide(
@@ -263,7 +271,7 @@ class _Walk:
     def _seeded(self, operation: Operation, seed: Seed) -> Operation:
         """Cut the indices of a lookup where the sequence begins."""
         table, indices = operation.args[:2]
-        cut = seed.cut(self._context.mesh.sp)
+        cut = self._cut(seed.along)
         moved = self._redistribute(indices, cut, "the sequence begins here", None)
         return replace(operation, args=(table, moved, *operation.args[2:]))
 
@@ -434,7 +442,7 @@ class _Walk:
 
     def _announce_seeds(self) -> None:
         for seed in self._seeds.values():
-            cut = seed.cut(self._context.mesh.sp)
+            cut = self._cut(seed.along)
             padding = f"; {cut.pad} padding rows" if cut.pad else ""
             self._decide(
                 "applied", "seed", seed.node.name, f"cut on dim {seed.dim}: {cut}",
@@ -451,7 +459,7 @@ class _Walk:
             if whole.placement != REPLICATE:  # the block that an earlier piece left
                 continue
             with self._builder.on_behalf_of(seed.node):
-                cut = seed.cut(self._context.mesh.sp)
+                cut = self._cut(seed.along)
                 self._values[seed.node] = self._redistribute(
                     whole, cut, "the sequence begins here", None
                 )

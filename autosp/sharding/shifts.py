@@ -31,7 +31,7 @@ def slice_cut(op: Operation, source: Value, start: int, step: int) -> Value:
         return source
     if kept == 0:
         raise NoRule("an empty slice")
-    if start == 0 and step == 1 and is_plain(source, cut):
+    if start == 0 and step == 1 and cut.outer == 1 and cut.atom == size:
         tail = Shard(cut.dim, kept, 1, cut.pad + size - kept, cut.order, cut.label)
         return op.result(source.node, tail)
     if kept < num_ranks and source.dtype != torch.bool:
