@@ -13,6 +13,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.fx import GraphModule
 
 import autosp
+from autosp.attention_choice import AttentionChoice, attention_choice
 from autosp.compilation import (
     GRADIENT_CONVENTION,
     PARTITIONERS,
@@ -50,6 +51,7 @@ class Backend:
         partitioner: str,
         recorder: Recorder,
         padding_fill: str,
+        attention: AttentionChoice = "auto",
         allow_breaks: bool = False,
     ) -> None:
         self._group = group
@@ -60,10 +62,11 @@ class Backend:
             recorder,
             group_name=group.name,
             padding_fill=padding_fill,
+            attention=attention,
             allow_breaks=allow_breaks,
         )
         self.compilations: list[RankCompilation] = []
-        recorder.record(_run_started(group, self._inner.name, partitioner))
+        recorder.record(_run_started(group, self._inner.name, partitioner, attention))
 
     @property
     def group(self) -> Any:
@@ -112,7 +115,9 @@ def _leave(result: Any, leaf: OutputLeaf | None, group: Any) -> Any:
     )
 
 
-def _run_started(group: RankGroup, inner: str, partitioner: str) -> RunStarted:
+def _run_started(
+    group: RankGroup, inner: str, partitioner: str, attention: AttentionChoice
+) -> RunStarted:
     return RunStarted(
         autosp_version=autosp.__version__,
         torch_version=torch.__version__,
@@ -121,7 +126,12 @@ def _run_started(group: RankGroup, inner: str, partitioner: str) -> RunStarted:
         world_size=group.mesh.world_size,
         mesh=group.mesh.axes,
         model="",
-        config={"backend": inner, "partitioner": partitioner, "started_ns": time.time_ns()},
+        config={
+            "backend": inner,
+            "partitioner": partitioner,
+            "attention": attention,
+            "started_ns": time.time_ns(),
+        },
         gradient_convention=GRADIENT_CONVENTION,
     )
 
@@ -133,6 +143,7 @@ def backend(
     partitioner: str = "min-cut",
     recorder: Recorder | None = None,
     padding_fill: str = "last",
+    attention: str = "auto",
     allow_breaks: bool = False,
 ) -> Backend:
     """A backend for ``torch.compile``. Every rank must call it.
@@ -147,12 +158,15 @@ def backend(
         recorder: receives every decision and graph; see :mod:`autosp.events`.
         padding_fill: ``last`` or ``first``: which valid row fills padding rows. The result
             does not depend on it.
+        attention: ``ulysses`` deals the heads out to the ranks, ``ring`` passes keys and
+            values round them, ``hybrid`` does both on a split of the ranks; ``auto`` takes
+            Ulysses where the heads allow it, else what sends least.
         allow_breaks: where dynamo breaks the program, compile each piece; sharded tensors
             go from piece to piece as blocks, and code between that reads one gathers it.
 
     Raises:
         MeshError: the mesh does not match the processes that run.
-        AutoSPError: an unknown inner compiler or partitioner.
+        AutoSPError: an unknown inner compiler, partitioner or form of attention.
     """
     if partitioner not in PARTITIONERS:
         raise AutoSPError(
@@ -165,6 +179,7 @@ def backend(
         partitioner=partitioner,
         recorder=recorder or SilentRecorder(),
         padding_fill=padding_fill,
+        attention=attention_choice(attention),
         allow_breaks=allow_breaks,
     )
 
@@ -191,6 +206,7 @@ def compile(  # noqa: A001  the name users expect beside torch.compile
     partitioner: str = "min-cut",
     recorder: Recorder | None = None,
     padding_fill: str = "last",
+    attention: str = "auto",
     allow_breaks: bool = False,
 ) -> torch.nn.Module:
     """Compile a model for sequence-parallel training; call the result like the model.
@@ -204,7 +220,8 @@ def compile(  # noqa: A001  the name users expect beside torch.compile
             sequence dim: ``{"input_ids": 1, "labels": 1}``. They are gathered before the
             compiled region, in the order of the ranks; parts may differ in length. Inputs
             that are not named are full on each rank.
-        mesh, inner, partitioner, recorder, padding_fill, allow_breaks: see :func:`backend`.
+        mesh, inner, partitioner, recorder, padding_fill, attention, allow_breaks: see
+            :func:`backend`.
 
     Raises:
         AutoSPError: as :func:`backend`; errors of the compilation come with the first call.
@@ -215,6 +232,7 @@ def compile(  # noqa: A001  the name users expect beside torch.compile
         partitioner=partitioner,
         recorder=recorder,
         padding_fill=padding_fill,
+        attention=attention,
         allow_breaks=allow_breaks,
     )
     region = model if loss is None else _WithLoss(model, loss)

@@ -119,7 +119,8 @@ def forward_dialogue(
         if handle is not None:
             block = yield Wait(handle, _note(schedule, step + 1, "keys and values arrive"))
     out, lse = merged.result()
-    return out.to(query.dtype), lse
+    out = out.to(query.dtype)
+    return out if tile is not None else AFTER(out, block), lse
 
 
 def backward_dialogue(
@@ -169,6 +170,8 @@ def backward_dialogue(
                 part = arrived if part is None else arrived + part
             if part is None:
                 part = block.new_zeros(block.shape, dtype=wide_type(key.dtype))
+            if tile is None and step == schedule.size - 1:
+                part = AFTER(part, block)
             travelling = yield Start(part, f"{note} go on")
         if handle is not None:
             block = yield Wait(handle, _note(schedule, step + 1, "keys and values arrive"))
@@ -217,6 +220,19 @@ def _tile_note(schedule: RingSchedule, step: int, tile: Tile) -> str:
         f"{schedule.source(step)}, {mask}"
     )
     return _note(schedule, step, what)
+
+
+def _after(value: Tensor, arrived: Tensor) -> Tensor:
+    del arrived
+    return value.clone()
+
+
+LIBRARY.define("after(Tensor value, Tensor arrived) -> Tensor")  # type: ignore[no-untyped-call]
+LIBRARY.impl("after", _after, "CompositeExplicitAutograd")  # type: ignore[no-untyped-call]
+
+AFTER: torch._ops.OpOverload = torch.ops.autosp.after.default
+"""``value``, but not before something has arrived. A rank that skips the last block of the ring
+must receive it all the same: the others would wait for ever."""
 
 
 # ------------------------------------------------------------------ on a process group
