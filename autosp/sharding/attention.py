@@ -20,7 +20,7 @@ from autosp.sharding.ring import ring_attention
 
 def scaled_dot_product(op: Operation) -> Value:
     query = op.args[0]
-    cut, plan = query.placement, op.builder.attention.get(op.node)
+    cut, plan = query.placement, op.builder.attention.sites.get(op.node)
     if plan is None:
         raise NoRule("attention that is not [batch, heads, sequence, head size]")
     if not isinstance(cut, Shard) or cut.dim != SEQUENCE_DIM:

@@ -49,6 +49,7 @@ class AttentionPlan:
     """The forms of all attentions with ``[batch, heads, sequence, head size]`` operands."""
 
     sites: Mapping[Node, SitePlan]
+    choice: AttentionChoice = "auto"
     order: BlockOrder = "contiguous"
     """How the program's tokens are dealt out to the ranks."""
 
@@ -68,7 +69,7 @@ def plan_attention(graph: Graph, choice: AttentionChoice, num_ranks: int) -> Att
         if all(len(shape_of(_operand(site, index))) == 4 for index in range(3))
     }
     is_zigzag = any(plan.num_ring > 1 and is_causal(site) for site, plan in plans.items())
-    return AttentionPlan(plans, "zigzag" if is_zigzag else "contiguous")
+    return AttentionPlan(plans, choice, "zigzag" if is_zigzag else "contiguous")
 
 
 def legal_sp_degrees(num_heads: int, num_kv_heads: int) -> list[int]:

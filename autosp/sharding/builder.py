@@ -7,7 +7,7 @@ with what the placement promises.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -20,7 +20,7 @@ from autosp.events import NodeRole
 from autosp.graph import CUSTOM_KEY, TAG_KEY, LocalTag, meta_of
 from autosp.mesh import Mesh
 from autosp.placement import Placement
-from autosp.sharding.attention_plan import SitePlan
+from autosp.sharding.attention_plan import AttentionPlan
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,8 +51,7 @@ class ProgramBuilder:
     mesh: Mesh
     group_name: str
     padding_fill: str
-    attention: Mapping[Node, SitePlan] = field(default_factory=dict)
-    """The form of each attention of the user's program."""
+    attention: AttentionPlan = field(default_factory=lambda: AttentionPlan({}))
     origin: Node | None = None
     _suffix: str = ""
     _role: NodeRole = "compute"

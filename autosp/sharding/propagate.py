@@ -103,7 +103,11 @@ class _Walk:
         self._context = context
         self._graph = Graph()
         self._builder = ProgramBuilder(
-            self._graph, context.mesh, context.group_name, context.padding_fill
+            self._graph,
+            context.mesh,
+            context.group_name,
+            context.padding_fill,
+            plan_attention(program.graph, context.attention, context.mesh.sp),
         )
         self._values: dict[Node, Any] = {}
         self._moved: dict[tuple[Node, Placement, Placement, int | None], Value] = {}
@@ -124,9 +128,6 @@ class _Walk:
         self._seeds = {seed.node: seed for seed in origins.seeds} if origins else {}
         self._carriers = origins.carriers if origins else {}
         """Nodes between the seeds and the queries: cut again if they became whole."""
-        plan = plan_attention(program.graph, context.attention, context.mesh.sp)
-        self._builder.attention = plan.sites
-        self._order = plan.order
 
     def _find_origins(self) -> SequenceOrigins | None:
         if self._context.allow_breaks and not has_attention(self._program.graph):
@@ -139,7 +140,7 @@ class _Walk:
         return find_origins(self._program.graph)
 
     def _cut(self, along: TracedDim) -> Shard:
-        return sequence_cut(along, self._context.mesh.sp, self._order)
+        return sequence_cut(along, self._context.mesh.sp, self._builder.attention.order)
 
     def run(self) -> ShardedProgram:
         self._announce_seeds()

@@ -165,6 +165,15 @@ def test_a_causal_ring_with_other_keys_is_refused():
     assert "as many keys as queries" in str(error)
 
 
+def test_attention_written_as_products_is_refused():
+    def attention(model, q, k, v):
+        return torch.softmax(q @ k.transpose(-2, -1), -1) @ v
+
+    error = refusal(SmallModel(attention=attention))
+    assert "written as matrix products" in str(error)
+    assert "scaled_dot_product_attention" in error.hint
+
+
 def test_a_split_that_does_not_exist_is_refused():
     error = refusal(SmallModel(), choice="hybrid", ranks=5)
     assert "5 ranks have no split" in str(error) and "--attention ring" in error.hint
