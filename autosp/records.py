@@ -26,6 +26,7 @@ from autosp.graph import (
     local_origin,
     local_tag,
     module_of,
+    ring_note,
     source_location,
     tensor_of,
 )
@@ -227,7 +228,7 @@ def _derived_node(
         origins=(origin,) if origin else (),
         saved=node.name in saved,
         recomputed=node.name in recomputed,
-        reason=tag.reason if tag else "",
+        reason=ring_note(node) or (tag.reason if tag else ""),
     )
 
 
@@ -313,7 +314,8 @@ def _collective(
     received = tensor_of(node)
     carried = received if kind == "all_gather" else sent
     details = (tag.collective or tag.ring) if tag else None
-    reason = tag.reason if tag else "in the user's program"
+    in_ring = ring_note(node)
+    reason = in_ring or (tag.reason if tag else "in the user's program")
     route = (details.source_placement, details.target_placement) if details else ("", "")
     source_placement, target_placement = route if phase == "forward" else route[::-1]
     return CollectiveRecord(
@@ -327,7 +329,7 @@ def _collective(
         dtype=_dtype(carried) or "",
         module=module,
         cause=origin,
-        reason=reason if phase == "forward" else f"derivative of: {reason}",
+        reason=reason if in_ring or phase == "forward" else f"derivative of: {reason}",
         source_placement=source_placement,
         target_placement=target_placement,
     )

@@ -66,7 +66,7 @@ class _InLockStep(torch.autograd.Function):
         own = _grouped(operands, 3)
         results = ranks.converse(
             [
-                forward_dialogue(call.schedule, *tensors, call.scale)
+                forward_dialogue(call.schedule, *tensors, scale=call.scale)
                 for call, tensors in zip(ranks.calls, own, strict=True)
             ]
         )
@@ -79,12 +79,13 @@ class _InLockStep(torch.autograd.Function):
     def backward(ctx: Any, *cotangents: Tensor) -> Any:
         ranks: _Ranks = ctx.ranks
         saved = _grouped(ctx.saved_tensors, NUM_SAVED)
-        gradients = ranks.converse(
-            [
-                backward_dialogue(call.schedule, *tensors, cotangent, call.scale)
-                for call, tensors, cotangent in zip(ranks.calls, saved, cotangents, strict=True)
-            ]
-        )
+        dialogues = [
+            backward_dialogue(call.schedule, q, k, v, out, lse, cotangent, scale=call.scale)
+            for call, (q, k, v, out, lse), cotangent in zip(
+                ranks.calls, saved, cotangents, strict=True
+            )
+        ]
+        gradients = ranks.converse(dialogues)
         return (None, *(gradient for group in gradients for gradient in group))
 
 

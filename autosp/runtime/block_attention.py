@@ -160,4 +160,5 @@ def _summed_over_group(gradient: Tensor, of: Tensor) -> Tensor:
     num_heads = of.shape[1]
     if gradient.shape[1] == num_heads:
         return gradient
-    return gradient.unflatten(1, (num_heads, -1)).sum(2)
+    batch, _, rows, size = gradient.shape
+    return gradient.view(batch, num_heads, -1, rows, size).sum(2)

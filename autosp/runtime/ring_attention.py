@@ -97,7 +97,7 @@ def _unpacked(block: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor
 
 
 def forward_dialogue(
-    schedule: RingSchedule, query: Tensor, key: Tensor, value: Tensor, scale: float
+    schedule: RingSchedule, query: Tensor, key: Tensor, value: Tensor, *, scale: float
 ) -> Dialogue:
     """Output, in the type of the query, and log-sum-exp over all keys."""
     merged = _Merged(schedule)
@@ -131,6 +131,7 @@ def backward_dialogue(
     out: Tensor,
     lse: Tensor,
     cotangent: Tensor,
+    *,
     scale: float,
 ) -> Dialogue:
     """Gradients of the rank's queries, keys and values."""
@@ -158,9 +159,7 @@ def backward_dialogue(
                     scale=scale,
                 )
                 of_query.add(tile, towards_query)
-                part = _packed(
-                    _all_rows(towards_key, schedule), _all_rows(towards_value, schedule)
-                )
+                part = _packed(_all_rows(towards_key, schedule), _all_rows(towards_value, schedule))
         if step == 0:
             own = part
         else:
@@ -285,7 +284,9 @@ class _OnGroup(torch.autograd.Function):
         schedule: RingSchedule,
         hop: Hop,
     ) -> Tensor:
-        out, lse = hop.converse(forward_dialogue(schedule, query, key, value, scale), RING_KEY)
+        out, lse = hop.converse(
+            forward_dialogue(schedule, query, key, value, scale=scale), RING_KEY
+        )
         ctx.save_for_backward(query, key, value, out, lse)
         ctx.details = (schedule, hop, scale)
         return out
@@ -293,7 +294,10 @@ class _OnGroup(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *cotangents: Tensor) -> Any:
         schedule, hop, scale = ctx.details
-        dialogue = backward_dialogue(schedule, *ctx.saved_tensors, cotangents[0], scale)
+        query, key, value, out, lse = ctx.saved_tensors
+        dialogue = backward_dialogue(
+            schedule, query, key, value, out, lse, cotangents[0], scale=scale
+        )
         return (*hop.converse(dialogue, RING_BACKWARD_KEY), None, None, None)
 
 

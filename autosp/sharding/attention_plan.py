@@ -28,6 +28,7 @@ ATTENTION = (aten.scaled_dot_product_attention.default, keyed_random.ATTENTION)
 HEAD_DIM, SEQUENCE_DIM = 1, 2
 """Dims of ``[batch, heads, sequence, head size]``."""
 
+
 @dataclass(frozen=True, slots=True)
 class SitePlan:
     """``num_ulysses`` neighbouring ranks exchange heads; ``num_ring`` such groups form a ring."""

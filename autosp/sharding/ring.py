@@ -35,10 +35,11 @@ def ring_attention(op: Operation, plan: SitePlan) -> Value:
     with op.builder.role("pack", "neighbouring ranks exchange heads"):
         key, value = (one_head_per_rank(op, t, plan.num_ulysses) for t in (key, value))
         on_heads = [
-            exchange.to_heads(tensor.node, tensor.placement.order)
-            for tensor in (query, key, value)
+            exchange.to_heads(tensor.node, order)
+            for tensor, order in ((query, cut.order), (key, key_cut.order), (value, key_cut.order))
         ]
-    place, stride = divmod(op.builder.rank, plan.num_ulysses)[0], plan.num_ulysses
+    stride = plan.num_ulysses
+    place = op.builder.rank // stride
     sizes = [node.meta["val"].shape[SEQUENCE_DIM] for node in on_heads]
     schedule = RingSchedule(
         place, plan.num_ring, sizes[0], sizes[1], key_cut.atom, is_causal, key_cut.order

@@ -49,13 +49,13 @@ FOUR_RANKS = {
     "hybrid": verification(
         partial(small, batch=2, length=11), ranks=4, attention="hybrid", steps=10
     ),
-    "one kv head": verification(
-        partial(small, batch=2, length=5, num_kv_heads=1), ranks=4, **RING
-    ),
+    "one kv head": verification(partial(small, batch=2, length=5, num_kv_heads=1), ranks=4, **RING),
     "data parallel": verification(
         partial(small, batch=2, length=7), ranks=4, dp=2, **RING, steps=10
     ),
 }
+
+
 @pytest.fixture(scope="module")
 def two():
     return run_on_ranks(partial(run_cases, {**TWO_RANKS, **ENTRIES}), num_ranks=2)

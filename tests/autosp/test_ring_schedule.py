@@ -17,9 +17,7 @@ def schedules(size, length, *, is_causal, order):
     pad = padding_of(length, size, order)
     rows = (length + pad) // size
     cut = Shard(2, length, pad=pad, order=order)
-    ranks = [
-        RingSchedule(rank, size, rows, rows, length, is_causal, order) for rank in range(size)
-    ]
+    ranks = [RingSchedule(rank, size, rows, rows, length, is_causal, order) for rank in range(size)]
     return ranks, [[p for rows in cut.pieces(r, size) for p in rows] for r in range(size)]
 
 
@@ -47,9 +45,7 @@ def test_every_pair_that_counts_is_computed_once(is_causal, order):
     for size, length in product(SIZES, LENGTHS):
         ranks, held = schedules(size, length, is_causal=is_causal, order=order)
         computed = [pair for rank in ranks for pair in pairs_of(rank, held)]
-        wanted = {
-            (q, k) for q, k in product(range(length), repeat=2) if k <= q or not is_causal
-        }
+        wanted = {(q, k) for q, k in product(range(length), repeat=2) if k <= q or not is_causal}
         of_tokens = [(q, k) for q, k in computed if q < length]
         assert sorted(of_tokens) == sorted(wanted), (size, length)
         if is_causal:
@@ -66,9 +62,9 @@ def test_blocks_that_are_masked_or_padding_are_skipped():
         [False, False, False, False],
     ]
     ranks, _ = schedules(4, 5, is_causal=False, order="contiguous")
-    assert [rank.source(step) for rank in ranks for step in range(4) if rank.tile(step) is None] == [
-        3
-    ] * 4
+    assert [
+        rank.source(step) for rank in ranks for step in range(4) if rank.tile(step) is None
+    ] == [3] * 4
 
 
 def test_zigzag_gives_all_ranks_the_same_causal_work():

@@ -309,9 +309,7 @@ def broken_program(
     reference = gradients_of(model)
     model.zero_grad()
     recorder = ListRecorder()
-    compiled = autosp.compile(
-        model, inner="eager", allow_breaks=True, recorder=recorder, **options
-    )
+    compiled = autosp.compile(model, inner="eager", allow_breaks=True, recorder=recorder, **options)
     gathered.gather_blocks = counting
     try:
         loss = compiled(ids, labels)

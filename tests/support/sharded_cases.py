@@ -115,7 +115,9 @@ class MostlyAttention(nn.Module):
 
 
 IN_A_RING: tuple[PeakCase, ...] = (
-    PeakCase("between the sends", lambda: MostlyAttention(), 1, 1024, 16, "flash", attention="ring"),
+    PeakCase(
+        "between the sends", lambda: MostlyAttention(), 1, 1024, 16, "flash", attention="ring"
+    ),
     PeakCase(
         "llama, bf16, default partition, length not divisible",
         lambda: small_llama(vocab=16, dtype="bfloat16", hidden=16, width=64),
