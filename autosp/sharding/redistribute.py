@@ -4,7 +4,7 @@
 from              to                           how
 ================  ===========================  ========================
 ``R``             ``S``                        local slice, no communication
-``S``             ``S`` on another dim         all-to-all
+``S``             ``S`` on another dim         all-to-all, in either order of rows
 ``S``             ``S``, other block size      all-to-all of the rows that move
 ``S``             ``R``                        all-gather
 ``P(sum)``        ``R``                        all-reduce
@@ -75,7 +75,7 @@ def redistribute(
                 node = _all_reduce(builder, value)
             case Partial(), Shard():
                 node = _reduce_scatter(builder, value, target)
-            case Shard(), Shard() if _one_all_to_all(source, target):
+            case Shard(), Shard() if source.dim != target.dim:
                 node = _all_to_all(builder, value, source, target)
             case Shard(), Shard():
                 if _only_blocks_differ(value, source, target):
@@ -96,10 +96,6 @@ def _placed(builder: ProgramBuilder, value: Value, node: Node, target: Placement
     assert tuple(result.local.shape) == expected, (value, target, result.local.shape, expected)
     builder.amend(node, placement=target, global_shape=value.shape)
     return result
-
-
-def _one_all_to_all(source: Shard, target: Shard) -> bool:
-    return source.dim != target.dim and source.order == target.order == "contiguous"
 
 
 def _only_blocks_differ(value: Value, source: Shard, target: Shard) -> bool:
