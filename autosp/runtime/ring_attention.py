@@ -88,6 +88,9 @@ def _joined(parts: Sequence[Tensor]) -> Tensor:
 
 
 def _packed(key: Tensor, value: Tensor) -> Tensor:
+    """Both in one flat tensor; in one copy where their shapes are the same."""
+    if key.shape == value.shape:
+        return torch.stack([key, value]).view(-1)
     return torch.cat([key.reshape(-1), value.reshape(-1)])
 
 

@@ -88,14 +88,6 @@ def _key_cut(op: Operation, key: Value) -> Shard:
 
 
 def _explain(op: Operation, plan: SitePlan, schedule: RingSchedule) -> None:
-    op.decide(
-        "applied",
-        "attention",
-        _chosen(plan, op),
-        plan.reason,
-        rule="ring.ring_attention",
-        alternatives=plan.rejected,
-    )
     size = schedule.size
     skipped = [step for step in range(size) if schedule.tile(step) is None]
     steps = "; ".join(_step_text(schedule, step) for step in range(size))
@@ -113,6 +105,14 @@ def _explain(op: Operation, plan: SitePlan, schedule: RingSchedule) -> None:
         "pairs of a query and a key that each ring rank computes per head",
         rule="ring_schedule.num_scores",
         alternatives=_other_order(schedule),
+    )
+    op.decide(
+        "applied",
+        "attention",
+        _chosen(plan, op),
+        plan.reason,
+        rule="ring.ring_attention",
+        alternatives=plan.rejected,
     )
 
 
