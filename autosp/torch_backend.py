@@ -172,6 +172,7 @@ def backend(
         raise AutoSPError(
             f"unknown partitioner {partitioner!r}", hint=f"Choose {' or '.join(PARTITIONERS)}"
         )
+    form = attention_choice(attention)
     skip_warnings_once()  # dynamo traces before it calls a backend
     return Backend(
         join_mesh(mesh),
@@ -179,7 +180,7 @@ def backend(
         partitioner=partitioner,
         recorder=recorder or SilentRecorder(),
         padding_fill=padding_fill,
-        attention=attention_choice(attention),
+        attention=form,
         allow_breaks=allow_breaks,
     )
 

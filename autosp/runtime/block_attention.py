@@ -105,11 +105,13 @@ def _cuda_backward(
     is_causal: bool,
     scale: float,
 ) -> tuple[Tensor, ...]:
-    no_seed = torch.zeros((), dtype=torch.int64, device=query.device)
+    unused_seed, unused_offset = (
+        torch.zeros(shape, dtype=torch.uint64, device=query.device) for shape in ((2,), ())
+    )
     lengths = (query.shape[-2], key.shape[-2])
     gradients: tuple[Tensor, ...] = aten._scaled_dot_product_flash_attention_backward.default(
         cotangent, query, key, value, out, lse, None, None, *lengths,
-        0.0, is_causal, no_seed, no_seed, scale=scale,
+        0.0, is_causal, unused_seed, unused_offset, scale=scale,
     )  # fmt: skip
     return gradients
 

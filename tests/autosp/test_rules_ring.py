@@ -6,7 +6,10 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from autosp.errors import HeadCountError, ShardingError
+import autosp
+from autosp.errors import AutoSPError, HeadCountError, ShardingError
+from autosp.ring_schedule import RingSchedule
+from autosp.runtime import ring_attention
 from tests.support.programs import HEAD_SIZE, NUM_HEADS, FourHeads, SmallModel, assert_right, prove
 
 sdpa = F.scaled_dot_product_attention
@@ -127,6 +130,29 @@ def test_a_causal_ring_beside_other_attention():
     assert_right(model, cases=((2, 11, 4),), attention="auto", max_fallbacks=None)
 
 
+def test_the_oracle_names_the_attention_whose_ring_is_wrong(monkeypatch):
+    right = RingSchedule.tile
+
+    def without_the_last_block(schedule, step):
+        return None if step == schedule.size - 1 else right(schedule, step)
+
+    monkeypatch.setattr(RingSchedule, "tile", without_the_last_block)
+    (proof,) = prove(SmallModel(), cases=((1, 16, 4),), attention="ring")
+    assert not proof.report.ok
+    assert proof.report.first_wrong.name == "scaled_dot_product_attention"
+
+
+def test_the_oracle_finds_a_wrong_gradient_of_a_ring(monkeypatch):
+    right = ring_attention._all_rows
+
+    def half(gradient, schedule):
+        return right(gradient, schedule) * 0.5
+
+    monkeypatch.setattr(ring_attention, "_all_rows", half)
+    (proof,) = prove(SmallModel(), cases=((1, 16, 4),), attention="ring")
+    assert proof.report.first_wrong.quantity == "cotangent"
+
+
 # ---------------------------------------------------------------------- refusals
 
 
@@ -188,3 +214,8 @@ def test_without_a_ring_unfit_heads_are_refused_as_ever():
         error = refusal(model, choice=choice, ranks=5)
         assert isinstance(error, HeadCountError)
         assert "1, 2, 3, 4, 6, 12" in error.hint
+
+
+def test_an_unknown_form_is_refused():
+    with pytest.raises(AutoSPError, match="unknown attention 'star'.*auto, ulysses, ring, hybrid"):
+        autosp.backend(attention="star")
