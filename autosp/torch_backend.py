@@ -10,10 +10,12 @@ from typing import Any, cast
 
 import torch
 from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import FSDPModule
 from torch.fx import GraphModule
 
 import autosp
 from autosp.attention_choice import AttentionChoice, attention_choice
+from autosp.capture import GraphInput, InputKind
 from autosp.compilation import (
     GRADIENT_CONVENTION,
     PARTITIONERS,
@@ -22,6 +24,7 @@ from autosp.compilation import (
     lower_to_rank,
     unprinted_graphs,
 )
+from autosp.deepspeed_engine import engine_mesh, install, is_engine
 from autosp.errors import AutoSPError
 from autosp.events import Recorder, RunStarted, SilentRecorder
 from autosp.findings import check_compilation
@@ -34,6 +37,7 @@ from autosp.pipeline import PassContext
 from autosp.placement import Shard
 from autosp.runtime.gathered import GatheredOnUse, block_of
 from autosp.runtime.groups import RankGroup, join_mesh
+from autosp.runtime.same_inputs import SameInputs
 from autosp.runtime.sharded_inputs import ShardedInputs
 
 
@@ -69,6 +73,11 @@ class Backend:
         recorder.record(_run_started(group, self._inner.name, partitioner, attention))
 
     @property
+    def rank_group(self) -> RankGroup:
+        """This rank's place in the mesh."""
+        return self._group
+
+    @property
     def group(self) -> Any:
         """The process group of the SP axis."""
         return self._group.group
@@ -88,12 +97,16 @@ class Backend:
             )
         if self._context.wants_graphs:
             self._check(compilation)
-        takes_blocks = any(given.cut is not None for given in compilation.captured.inputs)
-        if not compilation.outputs.any_sharded and not takes_blocks and not keys:
-            return compiled
         leaves, group = compilation.outputs.leaves, self._group.group
+        same_inputs = SameInputs(group)
+        given = compilation.captured.inputs
 
         def run(*arguments: Any) -> Any:
+            if same_inputs.is_due:
+                same_inputs.check(
+                    _whole_tensors(given, arguments, "input"),
+                    _whole_tensors(given, arguments, "parameter"),
+                )
             results = compiled(*map(block_of, arguments), *compilation.draw_random_keys())
             return [_leave(r, leaf, group) for r, leaf in zip(results, leaves, strict=True)]
 
@@ -105,6 +118,17 @@ class Backend:
         with self._context.running("check", description, {}):
             for finding in check_compilation(compilation, None):
                 self._context.find(finding)
+
+
+def _whole_tensors(
+    given: Sequence[GraphInput], arguments: Sequence[Any], kind: InputKind
+) -> dict[str, torch.Tensor]:
+    """Those that every rank of a group must hold alike, by the user's names."""
+    return {
+        each.name: argument
+        for each, argument in zip(given, arguments, strict=True)
+        if each.kind == kind and each.cut is None and isinstance(argument, torch.Tensor)
+    }
 
 
 def _leave(result: Any, leaf: OutputLeaf | None, group: Any) -> Any:
@@ -224,9 +248,20 @@ def compile(  # noqa: A001  the name users expect beside torch.compile
         mesh, inner, partitioner, recorder, padding_fill, attention, allow_breaks: see
             :func:`backend`.
 
+    A DeepSpeed engine keeps its loop: its module's forward becomes the compiled one, on the
+    mesh that ``sequence_parallel_size`` of its config asks for, and the engine is returned.
+
     Raises:
         AutoSPError: as :func:`backend`; errors of the compilation come with the first call.
     """
+    engine = cast(Any, model) if is_engine(model) else None
+    if engine is not None:
+        mesh, model = engine_mesh(engine, mesh), engine.module
+        if loss is not None:
+            raise AutoSPError(
+                "loss= does not go together with a DeepSpeed engine",
+                hint="Compute the loss in the forward of the module that the engine is made of",
+            )
     entry = backend(
         mesh,
         inner=inner,
@@ -236,12 +271,33 @@ def compile(  # noqa: A001  the name users expect beside torch.compile
         attention=attention,
         allow_breaks=allow_breaks,
     )
-    region = model if loss is None else _WithLoss(model, loss)
-    compiled = torch.compile(region, backend=entry, fullgraph=not allow_breaks, dynamic=False)
-    if not sharded_inputs:
-        return cast(torch.nn.Module, compiled)
+    _refuse_inner_fsdp(model)
     signature = _signature(model, takes_targets=loss is not None)
-    return ShardedInputs(cast(torch.nn.Module, compiled), signature, sharded_inputs, entry.group)
+    region: Any = model if loss is None else _WithLoss(model, loss)
+    if engine is not None:
+        region = model.forward  # the engine's own hooks stay outside
+    region = torch.compile(region, backend=entry, fullgraph=not allow_breaks, dynamic=False)
+    if sharded_inputs:
+        region = ShardedInputs(region, signature, sharded_inputs, entry.group)
+    if engine is None:
+        return cast(torch.nn.Module, region)
+    install(engine, region, entry.rank_group)
+    return cast(torch.nn.Module, engine)
+
+
+def _refuse_inner_fsdp(model: torch.nn.Module) -> None:
+    """FSDP2 gathers the parameters of an inner module in hooks, which break the graph."""
+    inner = [n for n, m in model.named_modules() if n and isinstance(m, FSDPModule)]
+    if inner:
+        raise AutoSPError(
+            f"fully_shard was called on {inner[0]!r}{_and_more(inner)}, inside the model",
+            hint="Call it on the whole model alone: autosp.compile(fully_shard(model)). Gradients "
+            "and optimizer states are then cut over the ranks, as by ZeRO 2",
+        )
+
+
+def _and_more(names: Sequence[str]) -> str:
+    return f" and {len(names) - 1} more" if len(names) > 1 else ""
 
 
 def _signature(model: torch.nn.Module, *, takes_targets: bool) -> inspect.Signature:

@@ -15,7 +15,7 @@ from autosp.attention_choice import AttentionChoice
 from autosp.blocks import cut_blocks
 from autosp.capture import CapturedProgram, capture
 from autosp.errors import AutoSPError
-from autosp.graph import local_tag, module_path, output_node, shape_of, source_location
+from autosp.graph import module_path, output_node, source_location
 from autosp.loggers import quiet_loggers
 from autosp.mesh import Mesh
 from autosp.oracle.combine import combine_cotangents, combine_values
@@ -29,6 +29,7 @@ from autosp.pipeline import Pass, PassContext
 from autosp.placement import REPLICATE, Placement, Shard
 from autosp.runtime.keyed_random import draw_keys
 from autosp.sharding.propagate import LocalValue, ShardedProgram, shard
+from autosp.sharding.redistribute import NUM_VALID_ROWS_KEY, fill_padding
 
 FILLS = ("last", "first")
 
@@ -77,8 +78,9 @@ def check_program(
     counts: Counter[Quantity] = Counter()
     errors = _Errors()
     num_fallbacks = 0
+    ranks = _compile(program, num_ranks, passes, fake_mode, attention)
     for fill in fills:
-        ranks = _compile(program, num_ranks, fill, passes, fake_mode, attention)
+        _fill_padding(ranks, fill)
         run = by_fill[fill] = RankRun.of(ranks, inputs, reference)
         num_fallbacks = sum(ranks[0].fallbacks.values())
         search = _Search(reference, run, fill, tolerance, errors)
@@ -294,21 +296,20 @@ def _rank_seeds(
 
 
 def _whole_outputs(sharded: ShardedProgram, values: RankValues) -> list[torch.Tensor]:
-    """Every output without padding rows."""
+    """Every output without padding rows.
+
+    The shapes are the program's: an output may be some rows of what its node holds.
+    """
     leaves = tree_leaves(output_node(sharded.program.graph).args[0])
     nodes = [leaf for leaf in leaves if _is_node(leaf)]
     return [
         whole.detach()
-        for node, placement in zip(nodes, sharded.output_placements, strict=True)
-        if placement is not None
-        for whole in combine_values(values[node.name], placement, _global_shape(node))
+        for node, placement, shape in zip(
+            nodes, sharded.output_placements, sharded.output_shapes, strict=True
+        )
+        if placement is not None and shape is not None
+        for whole in combine_values(values[node.name], placement, shape)
     ]
-
-
-def _global_shape(node: Node) -> tuple[int, ...]:
-    tag = local_tag(node)
-    known = tag.global_shape if tag is not None else None
-    return shape_of(node) if known is None else known
 
 
 def _is_node(leaf: Any) -> bool:
@@ -330,7 +331,6 @@ def _gradients(
 def _compile(
     program: GraphModule,
     num_ranks: int,
-    fill: str,
     passes: Sequence[Pass],
     fake_mode: Any,
     attention: AttentionChoice,
@@ -339,13 +339,21 @@ def _compile(
     rewritten = _copy(program)
 
     def context(rank: int) -> PassContext:
-        return PassContext(Mesh(sp=num_ranks, rank=rank), padding_fill=fill, attention=attention)
+        return PassContext(Mesh(sp=num_ranks, rank=rank), attention=attention)
 
     with torch._guards.tracing(None):
         for item in passes:
             rewritten = item.run(rewritten, context(0))
         with fake_mode, torch.no_grad():
             return [shard(rewritten, context(rank)) for rank in range(num_ranks)]
+
+
+def _fill_padding(ranks: Sequence[ShardedProgram], fill: str) -> None:
+    """Programs differ from one filling to the next in the rows that padding repeats alone."""
+    for rank in ranks:
+        for node in rank.program.graph.nodes:
+            if NUM_VALID_ROWS_KEY in node.meta:
+                fill_padding(node, fill)
 
 
 def _with_keyed_randomness(

@@ -213,6 +213,8 @@ class LiveTensorRow:
 
 @dataclass(frozen=True, slots=True)
 class EstimateRow:
+    """The estimate of a rank's step; ``fits`` is None without a device, or too close to say."""
+
     peak_live_bytes: int
     peak_phase: str
     peak_node: str
@@ -233,3 +235,8 @@ class EstimateRow:
     sharded_flops_fraction: float | None
     sharded_saved_bytes_fraction: float | None
     not_modelled: tuple[str, ...]
+
+    @property
+    def is_close(self) -> bool:
+        """Whether what is not modelled decides if the step fits the device."""
+        return self.fits is None and self.capacity_bytes is not None

@@ -139,9 +139,9 @@ def _memory_blocks(estimate: EstimateRow | None) -> Iterator[Block]:
 def verdict(estimate: EstimateRow) -> str:
     """``FITS, 12.3 GiB of 80 GiB (15.4 %)``."""
     size = bytes_text(estimate.peak_live_bytes)
-    if estimate.fits is None or estimate.capacity_bytes is None:
+    if estimate.capacity_bytes is None:
         return f"{size}, no GPU given to compare with"
-    word = "FITS" if estimate.fits else "DOES NOT FIT"
+    word = "FITS" if estimate.fits else "TOO CLOSE TO SAY" if estimate.is_close else "DOES NOT FIT"
     share = share_text(estimate.peak_live_bytes, estimate.capacity_bytes)
     return f"{word}, {size} of {bytes_text(estimate.capacity_bytes)} ({share})"
 
