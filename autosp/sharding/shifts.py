@@ -109,7 +109,8 @@ def check_plain(source: Value) -> None:
     """Raise :class:`NoRule` where rows that follow each other lie on far-off ranks."""
     cut = cut_of(source)
     if not is_plain(source, cut):
-        raise NoRule(f"rows of a strided cut {cut} would move")
+        kind = "strided" if cut.order == "contiguous" else cut.order
+        raise NoRule(f"rows of a {kind} cut {cut} would move")
 
 
 def blocks_of(cut: Shard, size: int, block: int, num_ranks: int) -> Shard:

@@ -22,6 +22,15 @@ def checkpointed(*, batch, length):
     return Subject(SmallModel(loss=gloo_cases.mean_loss, after=twice), tokens(batch, length))
 
 
+def bidirectional(*, batch, length):
+    def attention(model, q, k, v):
+        return torch.nn.functional.scaled_dot_product_attention(q, k, v)
+
+    return Subject(
+        SmallModel(loss=gloo_cases.mean_loss, attention=attention), tokens(batch, length)
+    )
+
+
 def verify_sample(name, batch, length, dtype="float64", **options):
     build = partial(sample, name, batch=batch, length=length, dtype=dtype)
     return verification(build, dtype=dtype, **options)
@@ -50,6 +59,9 @@ FOUR_RANKS = {
         partial(small, batch=2, length=11), ranks=4, attention="hybrid", steps=10
     ),
     "one kv head": verification(partial(small, batch=2, length=5, num_kv_heads=1), ranks=4, **RING),
+    "a rank of padding whose block nobody needs": verification(
+        partial(bidirectional, batch=2, length=5), ranks=4, **RING
+    ),
     "data parallel": verification(
         partial(small, batch=2, length=7), ranks=4, dp=2, **RING, steps=10
     ),
