@@ -13,7 +13,7 @@ from autosp.events import GraphSnapshot, ListRecorder
 from autosp.graph import collective_kind, is_wait, ring_note
 from autosp.hardware import H100
 from tests.support.dry_runs import dry_run_sample, request_for
-from tests.support.programs import FourHeads
+from tests.support.programs import FourHeads, SmallModel
 
 RANKS = 4
 
@@ -134,9 +134,9 @@ def test_causal_work_of_the_ranks_is_within_five_percent():
 
 
 class OfIds(torch.nn.Module):
-    def __init__(self):
+    def __init__(self, inner=None):
         super().__init__()
-        self.inner = FourHeads()
+        self.inner = inner or FourHeads()
 
     def forward(self, input_ids):
         return self.inner(input_ids, input_ids)
@@ -171,3 +171,30 @@ def test_ulysses_of_a_split_is_priced_for_the_ranks_that_exchange():
     assert all(sum(1 for n in node.args[2] if n) == 4 for node in exchanges)
     costs = {e.node: e for e in result.estimate.events if hasattr(e, "memory_bytes")}
     assert all("4 ranks" in costs[node.name].source for node in exchanges)
+
+
+def bidirectional(model, q, k, v):
+    return torch.nn.functional.scaled_dot_product_attention(q, k, v)
+
+
+@pytest.mark.parametrize("partitioner", ["min-cut", "default"])
+@pytest.mark.parametrize("attention", [None, bidirectional])
+def test_all_ranks_send_alike_also_when_they_skip_blocks(attention, partitioner):
+    """With five tokens the last of four ranks holds nothing but padding."""
+    sent = []
+    for rank in range(RANKS):
+        request = request_for(
+            lambda: OfIds(SmallModel(attention=attention)),
+            sp=RANKS,
+            seq=5,
+            attention="ring",
+            partitioner=partitioner,
+        )
+        mesh = replace(request.mesh, rank=rank)
+        graphs = dry_run(replace(request, mesh=mesh)).compilation.graphs
+        nodes = [*graphs.forward.graph.nodes, *graphs.backward.graph.nodes]
+        sent.append(
+            [(kind, n.args[0].meta["val"].shape) for n in nodes if (kind := collective_kind(n))]
+        )
+    assert sum(kind == "send_recv" for kind, _ in sent[0]) == 3 * (RANKS - 1)
+    assert all(other == sent[0] for other in sent[1:])
