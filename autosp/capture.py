@@ -14,19 +14,15 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
-import torch.fx.traceback as fx_traceback
-from torch._ops import HigherOrderOperator
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
-from torch._subclasses.functional_tensor import FunctionalTensorMode, dispatch_functionalize
 from torch.fx import GraphModule, Node
-from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.node import map_aggregate
 
-from autosp.autocast_regions import AutocastInterpreter
-from autosp.checkpoint_regions import CHECKPOINT, CheckpointRegion, region_of
+from autosp.checkpoint_regions import CheckpointRegion
 from autosp.errors import AutoSPError, GraphBreakError
 from autosp.events import SourceLocation
-from autosp.graph import REGION_KEY, attribute_path, is_mutation, is_user_file, source_location
+from autosp.graph import attribute_path, is_mutation, is_user_file, source_location
+from autosp.inlining import Found, Inlining, attach_backwards, check_nested, trace, where_of
 from autosp.modes import restored_modes
 from autosp.placement import Shard
 from autosp.promises import drop_promises
@@ -86,8 +82,7 @@ def capture(module: GraphModule, *, allow_breaks: bool = False) -> CapturedProgr
         refuse_pieces(module)
     _refuse_dynamic_sizes(module)
     drop_promises(module)
-    _check_higher_order(module)
-    _refuse_reads(module)
+    check_nested(module)
     placeholders = [node for node in module.graph.nodes if node.op == "placeholder"]
     given = [node.meta["example_value"] for node in placeholders]
     fake_mode = _fake_mode_of(given)
@@ -97,22 +92,30 @@ def capture(module: GraphModule, *, allow_breaks: bool = False) -> CapturedProgr
             _of_its_own(_static(_whole(value)), requires_grad=graph_input.trainable)
             for value, graph_input in zip(given, inputs, strict=True)
         ]
-    program, checkpoints = _trace(module, fakes, fake_mode)
+    program, found = _trace(module, fakes, fake_mode)
     _name_inputs(program, inputs)
     writes: tuple[str, ...] = ()
     mutations = tuple(_describe(node) for node in program.graph.nodes if is_mutation(node))
     if mutations:
         written = written_inputs(program)
-        program, checkpoints = _trace(module, fakes, fake_mode, written=tuple(written))
+        program, found = _trace(module, fakes, fake_mode, written=tuple(written))
         _name_inputs(program, inputs)
         writes = end_with_writes(program, written)
         refuse_mutations(program)
+    _tidy(program, fake_mode)
+    for backward in attach_backwards(program, found.calls, fake_mode):
+        _tidy(backward, fake_mode)
+    return CapturedProgram(
+        program, inputs, fake_mode, mutations, tuple(fakes), tuple(found.checkpoints), writes
+    )
+
+
+def _tidy(program: GraphModule, fake_mode: FakeTensorMode) -> None:
     _drop_assertions(program)
     program.graph.eliminate_dead_code()
     _refuse_unknown_shapes(program)
     _refuse_unseen_values(program)
     _redo_values_under_autocast(program, fake_mode)
-    return CapturedProgram(program, inputs, fake_mode, mutations, tuple(fakes), checkpoints, writes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,29 +213,26 @@ def _trace(
     fake_mode: FakeTensorMode,
     *,
     written: tuple[int, ...] | None = None,
-) -> tuple[GraphModule, tuple[CheckpointRegion, ...]]:
-    """The program and its checkpointed regions.
+) -> tuple[GraphModule, Found]:
+    """The program, with what was nested in it.
 
     With ``written`` it is functional and returns, beside its results, the last values of
     the inputs at these positions.
     """
-    checkpoints: list[CheckpointRegion] = []
-    run: Any = _Inlining(module, checkpoints).run
+    found = Found()
+    run: Any = Inlining(module, found).run
 
     def run_and_return_written(*inputs: Any) -> Any:
         results = run(*inputs)
         return results, [inputs[position] for position in written or ()]
 
-    function = run
-    if written is not None:
-        mode = FunctionalTensorMode(pre_dispatch=True, export=True)
-        function = dispatch_functionalize(run_and_return_written, mode)
-    # The backend's tracing context holds another fake mode than the placeholders: hide it.
-    with torch._guards.tracing(None), fake_mode, fx_traceback.preserve_node_meta():
+    functional = written is not None
+    with torch._guards.tracing(None), fake_mode:
         own = [_of_its_own(fake, requires_grad=_needs_gradient(fake)) for fake in fakes]
-        with leaves_stay_as_they_are():
-            traced: GraphModule = make_fx(function, DECOMPOSITIONS, pre_dispatch=True)(*own)
-    return traced, tuple(checkpoints)
+    with leaves_stay_as_they_are():
+        function = run_and_return_written if functional else run
+        traced = trace(function, own, fake_mode, functional=functional)
+    return traced, found
 
 
 def _needs_gradient(value: Any) -> bool:
@@ -244,83 +244,6 @@ def _of_its_own(value: Any, *, requires_grad: bool) -> Any:
     if not isinstance(value, torch.Tensor):
         return value
     return value.detach().requires_grad_(requires_grad)
-
-
-class _Inlining(AutocastInterpreter):
-    """Runs the body of a checkpointed region in place; its nodes know the region."""
-
-    def __init__(
-        self,
-        module: GraphModule,
-        checkpoints: list[CheckpointRegion],
-        region: CheckpointRegion | None = None,
-    ) -> None:
-        super().__init__(module)
-        self._checkpoints, self._region = checkpoints, region
-
-    def run_node(self, n: Node) -> Any:
-        if self._region is not None:
-            n.meta[REGION_KEY] = self._region.identity
-        return super().run_node(n)
-
-    def call_function(self, target: Any, args: Any, kwargs: Any) -> Any:
-        if target is CHECKPOINT:
-            return _Inlining(args[0], self._checkpoints, self._entered(args[0])).run(*args[1:])
-        return super().call_function(target, args, kwargs)
-
-    def _entered(self, body: GraphModule) -> CheckpointRegion:
-        if self._region is None:
-            where = next((line for n in body.graph.nodes if (line := _where(n))), "")
-            self._checkpoints.append(region_of(len(self._checkpoints) + 1, body, where))
-        return self._region or self._checkpoints[-1]
-
-
-def _check_higher_order(module: GraphModule) -> None:
-    """Refuse operators that contain programs, but for checkpointed regions.
-
-    A custom ``autograd.Function`` is one: tracing would keep its forward and lose its
-    backward.
-    """
-    for part in module.modules():
-        for node in part.graph.nodes if isinstance(part, GraphModule) else ():
-            if node.target is not CHECKPOINT and isinstance(node.target, HigherOrderOperator):
-                name = str(node.target)
-                raise AutoSPError(
-                    HIGHER_ORDER.get(name, f"the forward uses the higher-order operator {name}"),
-                    where=_where(node),
-                    hint="The compiler cannot look inside: write it with ordinary operators",
-                )
-
-
-def _refuse_reads(module: GraphModule) -> None:
-    """A number read from a tensor differs from rank to rank, and from step to step."""
-    for node in module.graph.find_nodes(op="call_method", target="item"):
-        raise AutoSPError(
-            "the forward reads the value of a tensor (.item())",
-            where=_where(node),
-            hint="Compute with the tensor itself: it may be used where a number is",
-        )
-
-
-HIGHER_ORDER = {
-    "autograd_function_apply": "the forward calls a custom torch.autograd.Function",
-    "cond": "the forward branches on data (torch.cond)",
-}
-"""In the user's words."""
-
-
-def _copy(target: torch.Tensor, source: torch.Tensor, non_blocking: bool = False) -> torch.Tensor:
-    """``aten.copy``, what ``x[...] = y`` becomes, has no derivative of its own."""
-    del non_blocking
-    return source.to(device=target.device, dtype=target.dtype).expand(target.shape)
-
-
-DECOMPOSITIONS = {torch.ops.aten.copy.default: _copy}
-
-
-def _where(node: Node) -> str:
-    where = source_location(node)
-    return f"{where.file}:{where.line}" if where else ""
 
 
 def _drop_assertions(program: GraphModule) -> None:
@@ -337,7 +260,7 @@ def _refuse_unknown_shapes(program: GraphModule) -> None:
             if isinstance(value, torch.Tensor) and not all(type(s) is int for s in value.shape):
                 raise AutoSPError(
                     f"the shape of {node.target} depends on data",
-                    where=_where(node),
+                    where=where_of(node),
                     hint="All shapes must be known when the program is compiled: use a mask "
                     "(torch.where, masked_fill) instead of selecting rows",
                 )
@@ -351,7 +274,7 @@ def _refuse_unseen_values(program: GraphModule) -> None:
             raise AutoSPError(
                 f"what {reader.target} reads is computed by an operator that the trace cannot "
                 "follow (such as an associative scan)",
-                where=_where(reader),
+                where=where_of(reader),
                 hint="Write it with ordinary operators",
             )
 

@@ -3,17 +3,28 @@
 The programs of the ranks have the same nodes but not the same numbers: where a slice of one
 rank holds no padding, two of its sums may be the same expression, while on the last rank
 they are not. Merging common subexpressions is therefore safe for anything but collectives.
+
+Whatever else may go wrong, the ranks compare what they are about to issue before they do
+(:mod:`autosp.runtime.agreement`): a difference is an error instead of a hang.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from itertools import zip_longest
 
 from torch._functorch import compile_utils
-from torch.fx import GraphModule
+from torch.fx import GraphModule, Node
 
-from autosp.graph import COLLECTIVE_KINDS, RING_BACKWARD_KEY
+from autosp.errors import CollectiveOrderError
+from autosp.graph import (
+    COLLECTIVE_KINDS,
+    RING_BACKWARD_KEY,
+    collective_kind,
+    is_unclassified_collective,
+    tensor_of,
+)
 
 
 @contextmanager
@@ -37,3 +48,49 @@ def keep_ring_in_backward(joint: GraphModule) -> None:
     for node in joint.graph.nodes:
         if RING_BACKWARD_KEY in (node.meta.get("custom") or {}):
             node.meta["partitioner_tag"] = "must_be_in_backward"
+
+
+def collective_list(
+    forward: GraphModule, backward: GraphModule | None, group_name: str
+) -> tuple[str, ...]:
+    """Every collective of a step in order: phase, operator, group, what is sent, reduction.
+
+    How many rows go to which rank is left out: with neighbours it differs from rank to rank.
+    """
+    phases = (("forward", forward), ("backward", backward))
+    return tuple(
+        f"{phase} {_described(node, group_name)}"
+        for phase, module in phases
+        if module is not None
+        for node in module.graph.nodes
+        if collective_kind(node) is not None or is_unclassified_collective(node)
+    )
+
+
+def _described(node: Node, group_name: str) -> str:
+    sent = node.args[0] if node.args else None
+    tensor = tensor_of(sent) if isinstance(sent, Node) else None
+    what = "" if tensor is None else f" of {tensor.dtype} {list(tensor.shape)}"
+    names = [a for a in (*node.args, *node.kwargs.values()) if isinstance(a, str)]
+    group = "sp" if group_name in names else "another group"
+    reduction = "".join(f", {name}" for name in names[:-1])
+    return f"{collective_kind(node) or node.target}{what} over {group}{reduction}"
+
+
+def check_same_collectives(lists: Sequence[Sequence[str]]) -> None:
+    """Compare what the ranks of a group issue; ``lists`` has one entry a rank.
+
+    Raises:
+        CollectiveOrderError: names the first rank that differs from rank 0, and the first
+            collective.
+    """
+    for rank, entries in enumerate(lists):
+        for position, pair in enumerate(zip_longest(lists[0], entries)):
+            expected, found = (entry or "no more" for entry in pair)
+            if expected != found:
+                raise CollectiveOrderError(
+                    f"the ranks would wait for each other for ever: collective {position + 1} of "
+                    f"the step is {found} on SP rank {rank}, but {expected} on SP rank 0",
+                    hint="Build the same model on all ranks and pass inputs of the same shapes; "
+                    "if you do, this is a mistake in the compiler: please report it",
+                )

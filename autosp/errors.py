@@ -55,3 +55,7 @@ class VerificationError(AutoSPError):
 
 class RankError(AutoSPError):
     """A process of a run on several ranks failed, died or hung."""
+
+
+class CollectiveOrderError(AutoSPError):
+    """The ranks of a group are about to issue different collectives."""

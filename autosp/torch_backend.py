@@ -16,6 +16,7 @@ from torch.fx import GraphModule
 import autosp
 from autosp.attention_choice import AttentionChoice, attention_choice
 from autosp.capture import GraphInput, InputKind
+from autosp.collective_order import collective_list
 from autosp.compilation import (
     GRADIENT_CONVENTION,
     PARTITIONERS,
@@ -32,9 +33,11 @@ from autosp.graph import WRAPPER_ATTRIBUTE
 from autosp.inner import InnerCompiler, inner_compiler
 from autosp.loggers import skip_warnings_once
 from autosp.mesh import Mesh
+from autosp.output_hooks import install_output_hooks
 from autosp.outputs import OutputLeaf
 from autosp.pipeline import PassContext
 from autosp.placement import Shard
+from autosp.runtime.agreement import agree_on_collectives
 from autosp.runtime.gathered import GatheredOnUse, block_of
 from autosp.runtime.groups import RankGroup, join_mesh
 from autosp.runtime.same_inputs import SameInputs
@@ -94,6 +97,7 @@ class Backend:
                 [*map(block_of, example_inputs), *keys],
                 inner=self._inner,
                 partitioner=self._partitioner,
+                derived=lambda: self._agree(compilation),
             )
         if self._context.wants_graphs:
             self._check(compilation)
@@ -111,6 +115,21 @@ class Backend:
             return [_leave(r, leaf, group) for r, leaf in zip(results, leaves, strict=True)]
 
         return run
+
+    def _agree(self, compilation: RankCompilation) -> None:
+        """All ranks of the SP group are about to issue the same collectives."""
+        graphs, context = compilation.graphs, self._context
+        if context.mesh.sp == 1 or graphs.forward is None:
+            return
+        entries = collective_list(graphs.forward, graphs.backward, self._group.name)
+        inputs = compilation.captured.fake_inputs
+        device = next(value.device for value in inputs if isinstance(value, torch.Tensor))
+        agree_on_collectives(entries, self._group.group, device)
+        context.decide(
+            "analysis", "collective-order", "",
+            f"{len(entries)} collectives, the same on all {context.mesh.sp} ranks",
+            "the ranks compared their lists", rule="runtime.agreement",
+        )  # fmt: skip
 
     def _check(self, compilation: RankCompilation) -> None:
         """Tell an observer what the checks find; those that need an estimate have none."""
@@ -272,6 +291,7 @@ def compile(  # noqa: A001  the name users expect beside torch.compile
         allow_breaks=allow_breaks,
     )
     _refuse_inner_fsdp(model)
+    install_output_hooks(model)
     signature = _signature(model, takes_targets=loss is not None)
     region: Any = model if loss is None else _WithLoss(model, loss)
     if engine is not None:

@@ -30,6 +30,7 @@ from autosp.loggers import quiet_loggers
 from autosp.loss_of import own_loss, sum_of_outputs
 from autosp.mesh import Mesh
 from autosp.oracle import check_module
+from autosp.output_hooks import install_output_hooks
 from autosp.runtime.groups import RankGroup, average_gradients
 from autosp.torch_backend import Backend, backend
 from autosp.verification_processes import TIMEOUT_S, run_on_ranks
@@ -173,6 +174,7 @@ def _train_compiled(request: VerifyRequest) -> tuple[_Training, Backend]:
         attention=request.attention,
         allow_breaks=request.allow_breaks,
     )
+    install_output_hooks(subject.module)
     torch._dynamo.reset()
     compiled = torch.compile(
         subject.module, backend=entry, fullgraph=not request.allow_breaks, dynamic=False

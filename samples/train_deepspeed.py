@@ -46,21 +46,24 @@ def main() -> None:
     deepspeed.init_distributed()
     torch.manual_seed(0)  # the same model and the same data on every rank
     model = build(tiny=True)
-    count = 2 * options.accumulate * options.steps * dist.get_world_size() // options.sp
-    dataset = torch.randint(0, 128, (count, options.seq))
+    groups = dist.get_world_size() // options.sp
+    dataset = torch.randint(0, 128, (2 * options.accumulate * groups, options.seq))
 
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     engine, *_ = deepspeed.initialize(model=model, optimizer=optimizer, config=config(options))
     engine = autosp.compile(engine, inner=options.inner)  # that is all
 
-    mesh = autosp.Mesh(sp=options.sp, dp=dist.get_world_size() // options.sp)
+    mesh = autosp.Mesh(sp=options.sp, dp=groups)
     sampler = autosp.data_parallel_sampler(dataset, mesh, shuffle=True)
-    for tokens in DataLoader(dataset, batch_size=2, sampler=sampler):
-        tokens = tokens.to(engine.device)
-        loss = engine(tokens, labels=tokens)
-        engine.backward(loss)
-        engine.step()
-        if dist.get_rank() == 0 and engine.was_step_applied():
+    loader = DataLoader(dataset, batch_size=2, sampler=sampler)
+    for epoch in range(options.steps):  # a step is an epoch: losses fall
+        sampler.set_epoch(epoch)
+        for tokens in loader:
+            tokens = tokens.to(engine.device)
+            loss = engine(tokens, labels=tokens)
+            engine.backward(loss)
+            engine.step()
+        if dist.get_rank() == 0:
             print(f"step {engine.global_steps}: loss {loss.item():.4f}")
     dist.destroy_process_group()
 

@@ -22,8 +22,8 @@ def one_process(steps: int, seq: int) -> list[float]:
     model = llama.build(tiny=True)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     losses = []
+    tokens = torch.randint(0, 128, (2, seq))
     for _ in range(steps):
-        tokens = torch.randint(0, 128, (2, seq))
         loss = model(tokens, labels=tokens)
         loss.backward()
         optimizer.step()
@@ -49,6 +49,7 @@ def test_deepspeed_sample_steps_on_two_ranks() -> None:
     losses = losses_on_two_ranks(wrapper, script, "--steps", "3", "--seq", "63", "--zero", "2")
     assert len(losses) == 3
     assert losses[0] == pytest.approx(math.log(128), rel=0.02)
+    assert losses[2] < losses[1] < losses[0]
 
 
 def test_two_ranks_train_like_one_process() -> None:

@@ -14,6 +14,7 @@ from torch.utils._pytree import tree_leaves
 from autosp.attention_choice import AttentionChoice
 from autosp.blocks import cut_blocks
 from autosp.capture import CapturedProgram, capture
+from autosp.collective_order import check_same_collectives, collective_list
 from autosp.errors import AutoSPError
 from autosp.graph import module_path, output_node, source_location
 from autosp.loggers import quiet_loggers
@@ -345,7 +346,10 @@ def _compile(
         for item in passes:
             rewritten = item.run(rewritten, context(0))
         with fake_mode, torch.no_grad():
-            return [shard(rewritten, context(rank)) for rank in range(num_ranks)]
+            ranks = [shard(rewritten, context(rank)) for rank in range(num_ranks)]
+    name = context(0).group_name
+    check_same_collectives([collective_list(rank.program, None, name) for rank in ranks])
+    return ranks
 
 
 def _fill_padding(ranks: Sequence[ShardedProgram], fill: str) -> None:

@@ -15,8 +15,9 @@ from torch.fx import GraphModule, Node
 from torch.fx.node import map_aggregate
 from torch.utils._pytree import tree_leaves, tree_map
 
+from autosp.custom_gradients import is_custom_gradient, with_a_history
 from autosp.events import CollectiveKind
-from autosp.graph import collective_kind, is_wait, is_write
+from autosp.graph import collective_kind, is_wait, is_write, output_node
 from autosp.oracle.ring import ring_on_ranks
 from autosp.runtime.ring_attention import RING_ATTENTION
 
@@ -45,16 +46,20 @@ def run_ranks(programs: Sequence[GraphModule], inputs: Sequence[Any]) -> RankVal
         programs: one a rank, with the same nodes but for constants.
         inputs: flat inputs; every rank has its own copy.
     """
-    environments: list[Environment] = [{} for _ in programs]
-    remaining = [iter(inputs) for _ in programs]
-    values: RankValues = {}
     with torch.enable_grad():
-        for nodes in zip(*(program.graph.nodes for program in programs), strict=True):
-            assert len({node.name for node in nodes}) == 1, [node.name for node in nodes]
-            results = _step(programs, nodes, environments, remaining)
-            for node, environment, result in zip(nodes, environments, results, strict=True):
-                environment[node] = result
-            values[nodes[0].name] = results
+        return _run(programs, [inputs] * len(programs))
+
+
+def _run(programs: Sequence[GraphModule], inputs: Sequence[Sequence[Any]]) -> RankValues:
+    environments: list[Environment] = [{} for _ in programs]
+    remaining = [iter(given) for given in inputs]
+    values: RankValues = {}
+    for nodes in zip(*(program.graph.nodes for program in programs), strict=True):
+        assert len({node.name for node in nodes}) == 1, [node.name for node in nodes]
+        results = _step(programs, nodes, environments, remaining)
+        for node, environment, result in zip(nodes, environments, results, strict=True):
+            environment[node] = result
+        values[nodes[0].name] = results
     return values
 
 
@@ -87,6 +92,8 @@ def _step(
         return ring_on_ranks(arguments)
     if is_wait(first):
         return [_distinct(args[0], (args,)) for args, _ in arguments]
+    if is_custom_gradient(first.target):
+        return _custom_gradient([node.target for node in nodes], [args for args, _ in arguments])
     if is_write(first):  # in place it would spoil what autograd keeps of the old value
         return [args[1].view_as(args[0]) for args, _ in arguments]
     if not isinstance(first.target, torch._ops.OpOverload) and first.target is not operator.getitem:
@@ -97,6 +104,36 @@ def _step(
         _distinct(_call(node, args, kwargs), (args, kwargs))
         for node, (args, kwargs) in zip(nodes, arguments, strict=True)
     ]
+
+
+def _custom_gradient(targets: Sequence[Any], arguments: Sequence[Any]) -> list[list[Any]]:
+    """One function of all ranks' inputs: its backward runs their backwards in lock step."""
+    inputs = [tensor for _, _, own in arguments for tensor in own]
+    results = _JointBackward.apply(targets, arguments, *inputs)  # type: ignore[no-untyped-call]
+    return [list(own) for own in _by_rank(results, len(targets))]
+
+
+class _JointBackward(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, targets: Any, arguments: Any, *inputs: torch.Tensor) -> Any:
+        del inputs
+        ctx.details = (targets, [saved for _, saved, _ in arguments])
+        values = [value for own, _, _ in arguments for value in own]
+        return with_a_history(ctx, values, targets[0].differentiable * len(targets))
+
+    @staticmethod
+    def backward(ctx: Any, *cotangents: torch.Tensor) -> Any:
+        targets, saved = ctx.details
+        groups = _by_rank(cotangents, len(targets))
+        given = [[*group, *own] for group, own in zip(groups, saved, strict=True)]
+        programs = [target.backward for target in targets]
+        gradients = _run(programs, given)[output_node(programs[0].graph).name]
+        return None, None, *(gradient for own in gradients for gradient in own)
+
+
+def _by_rank(tensors: Sequence[Any], num_ranks: int) -> list[Sequence[Any]]:
+    count = len(tensors) // num_ranks
+    return [tensors[rank * count : (rank + 1) * count] for rank in range(num_ranks)]
 
 
 def _call(node: Node, args: Any, kwargs: Any) -> Any:

@@ -65,9 +65,7 @@ def plan_attention(graph: Graph, choice: AttentionChoice, num_ranks: int) -> Att
     """Choose a form for every attention of the user's program."""
     sites = [node for node in graph.nodes if is_operator(node, *ATTENTION)]
     plans = {
-        site: _plan_site(site, choice, num_ranks)
-        for site in sites
-        if all(len(shape_of(_operand(site, index))) == 4 for index in range(3))
+        site: plan for site in sites if (plan := plan_site(site, choice, num_ranks)) is not None
     }
     is_zigzag = any(plan.num_ring > 1 and is_causal(site) for site, plan in plans.items())
     return AttentionPlan(plans, choice, "zigzag" if is_zigzag else "contiguous")
@@ -86,7 +84,10 @@ def is_causal(site: Node) -> bool:
     return bool(_argument(site, 5, "is_causal", False))
 
 
-def _plan_site(site: Node, choice: AttentionChoice, num_ranks: int) -> SitePlan:
+def plan_site(site: Node, choice: AttentionChoice, num_ranks: int) -> SitePlan | None:
+    """The form of one attention; None if it is not [batch, heads, sequence, head size]."""
+    if any(len(shape_of(_operand(site, index))) != 4 for index in range(3)):
+        return None
     obstacle = ring_obstacle(site)
     fits = num_ranks in legal_sp_degrees(*_head_counts(site))
     if choice == "ulysses" or (choice == "auto" and (fits or obstacle)):

@@ -52,6 +52,8 @@ def pointwise(op: Operation) -> Value:
 
 def _with_partial_input(op: Operation) -> Value:
     values = list(op.values())
+    if op.target is aten.mul.Tensor:  # linear in each
+        values.sort(key=lambda value: value.placement != PARTIAL_SUM)
     first, rest = values[0], values[1:]
     others_replicated = all(v.placement == REPLICATE for v in rest)
     scales = op.target in SCALES_FIRST or (op.target in CASTS and _widens(op))

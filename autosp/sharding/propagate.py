@@ -19,6 +19,7 @@ from torch.fx._lazy_graph_module import _make_graph_module
 from torch.fx.node import map_aggregate
 
 from autosp.capture import GraphInput
+from autosp.custom_gradients import is_custom_gradient
 from autosp.errors import RandomnessError, VerificationError
 from autosp.events import Alternative, Finding
 from autosp.graph import (
@@ -34,9 +35,10 @@ from autosp.modes import restored_modes
 from autosp.pipeline import PassContext
 from autosp.placement import REPLICATE, Partial, Placement, Shard, local_shape
 from autosp.runtime.keyed_random import AGREE
-from autosp.sharding import token_regions
+from autosp.sharding import custom_functions, token_regions
 from autosp.sharding.attention_plan import plan_attention
 from autosp.sharding.builder import ProgramBuilder, Value
+from autosp.sharding.custom_functions import Backward
 from autosp.sharding.layout import with_users_layout
 from autosp.sharding.localise import block_inputs
 from autosp.sharding.operation import NoRule, Operation
@@ -98,9 +100,13 @@ def shard(program: GraphModule, context: PassContext) -> ShardedProgram:
 
 
 class _Walk:
-    def __init__(self, program: GraphModule, context: PassContext) -> None:
+    def __init__(
+        self, program: GraphModule, context: PassContext, backward: Backward | None = None
+    ) -> None:
         self._program = program
         self._context = context
+        self._backward = backward
+        """Set where the program is the backward of a custom function."""
         self._graph = Graph()
         self._builder = ProgramBuilder(
             self._graph,
@@ -116,6 +122,8 @@ class _Walk:
         self._blocks: dict[Node, list[Value]] = {}
         """User's node -> blocks of it that were computed instead of, or beside, the whole."""
         self._fallbacks: Counter[str] = Counter()
+        self._output_placements: tuple[Placement | None, ...] = ()
+        self._output_shapes: tuple[tuple[int, ...] | None, ...] = ()
         self._why = ""
         """Why the value that is being made lies as it does."""
         self._gathered: set[Node] = set()
@@ -124,7 +132,7 @@ class _Walk:
         self._local_order: dict[Node, Shard] = {}
         """Sort of a region -> how the rows that each rank sorts by itself are cut."""
         # One rank holds everything: no seeds, so that every value stays whole.
-        origins = self._find_origins() if context.mesh.sp > 1 else None
+        origins = self._find_origins() if context.mesh.sp > 1 and backward is None else None
         self._seeds = {seed.node: seed for seed in origins.seeds} if origins else {}
         self._carriers = origins.carriers if origins else {}
         """Nodes between the seeds and the queries: cut again if they became whole."""
@@ -175,6 +183,8 @@ class _Walk:
         tensor = tensor_of(node)
         if tensor is None:
             return local
+        if self._backward is not None:
+            return self._backward.enter(local, shape_of(node), self._builder)
         shape, given = shape_of(node), node.meta.get("autosp_input")
         cut = given.cut if isinstance(given, GraphInput) else None
         if cut is not None:
@@ -203,9 +213,11 @@ class _Walk:
         kwargs: Any = map_aggregate(node.kwargs, self._lookup)
         if node.target is operator.getitem:
             return self._begin(node, args[0][args[1]])
+        operation = Operation(node, args, kwargs, self._builder, self._redistribute, self._decide)
+        if is_custom_gradient(node.target):
+            return custom_functions.emit(operation, self._shard_backward)
         if not isinstance(node.target, torch._ops.OpOverload):
             return self._state_change(node, args, kwargs)
-        operation = Operation(node, args, kwargs, self._builder, self._redistribute, self._decide)
         if self._context.mesh.sp > 1:
             _refuse_randomness(operation)
         if self._is_in_local_region(node):
@@ -320,8 +332,8 @@ class _Walk:
                 code="gathered-operator",
                 severity="warning",
                 message=f"{operation.target} runs replicated: {why} ({cost})",
-                node=node.name,
-                module=module_path(node),
+                node=self._known_name(node.name),
+                module=module_path(node if self._backward is None else self._backward.origin),
                 source=source_location(node),
                 hint="Correct, but memory and time of this operator do not shrink with SP",
                 cost_bytes=gathered_bytes,
@@ -360,7 +372,21 @@ class _Walk:
 
         return [again(value) for value in whole] if isinstance(whole, list) else again(whole)
 
+    def _shard_backward(self, program: GraphModule, backward: Backward) -> GraphModule:
+        """The backward of a custom function for this rank."""
+        inner = _Walk(program, self._context, backward)
+        sharded = inner.run()
+        self._fallbacks += sharded.fallbacks
+        return sharded.program
+
     def _output(self, node: Node) -> None:
+        if self._backward is not None:
+            operation = Operation(
+                node, node.args, {}, self._builder, self._redistribute, self._decide
+            )
+            gradients = self._backward.leave(operation, self._lookup)
+            self._graph.output(gradients)
+            return
         leaves: list[Placement | None] = []
         shapes: list[tuple[int, ...] | None] = []
 
@@ -438,8 +464,12 @@ class _Walk:
         self._blocks.setdefault(node, []).append(block)
         return block
 
-    def _decide(self, *args: Any, **kwargs: Any) -> None:
-        self._context.decide(*args, **kwargs)
+    def _decide(self, status: Any, topic: str, node: str, *args: Any, **kwargs: Any) -> None:
+        self._context.decide(status, topic, self._known_name(node), *args, **kwargs)
+
+    def _known_name(self, node: str) -> str:
+        """A node of the user's program: that of the function, where this is its backward."""
+        return node if self._backward is None else self._backward.origin.name
 
     def _announce_seeds(self) -> None:
         for seed in self._seeds.values():
@@ -556,7 +586,8 @@ def _must_stay(node: Node) -> bool:
     return (
         node.op == "call_function"
         and not isinstance(node.target, torch._ops.OpOverload)
-        and (node.target is not operator.getitem)
+        and node.target is not operator.getitem
+        and not is_custom_gradient(node.target)
     )
 
 

@@ -6,10 +6,12 @@ import operator
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
+from typing import Any
 
 import torch
 from torch.fx import Node
 
+from autosp.custom_gradients import is_custom_gradient
 from autosp.graph import is_operator, shape_of, tensor_of
 from autosp.sharding.operation import normalise_dim
 from autosp.sharding.pointwise import is_pointwise
@@ -65,7 +67,7 @@ def sources_of_dim(node: Node, along: TracedDim) -> Sources | None:
     It comes into being where a dim of another size becomes it, or rows of several tensors.
     """
     if node.target is operator.getitem:
-        sources = _from_multiple_outputs(node.args[0], along)
+        sources = _from_multiple_outputs(node, along)
     elif is_pointwise(node.target):
         return list(_broadcast_sources(node, along))
     elif is_operator(node, *MERGES):
@@ -114,8 +116,12 @@ def _from_list(node: Node, along: TracedDim) -> Sources | None:
     return [(part, own) for part in parts if isinstance(part, Node)]
 
 
-def _from_multiple_outputs(producer: object, along: TracedDim) -> Sources | None:
+def _from_multiple_outputs(node: Node, along: TracedDim) -> Sources | None:
     """Through ``split``/``chunk`` (same dims) and ``unbind`` (one dim fewer)."""
+    producer, position = node.args
+    if isinstance(producer, Node) and is_custom_gradient(producer.target):
+        values: Any = producer.args[0]
+        return [(values[position], along)]
     if not isinstance(producer, Node) or not producer.args:
         return None
     source = producer.args[0]

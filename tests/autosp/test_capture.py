@@ -80,21 +80,6 @@ def refused(model, error, *words):
     assert "\n" not in text
 
 
-class Doubling(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x):
-        return x.sin()
-
-    @staticmethod
-    def backward(ctx, gradient):
-        return 2 * gradient
-
-
-def test_a_custom_backward_is_refused_not_lost():
-    model = SmallModel(after=lambda m, x: Doubling.apply(x))
-    refused(model, AutoSPError, "custom torch.autograd.Function", "test_capture.py:")
-
-
 def test_branching_on_data_is_refused():
     def body(model, x):
         return torch.cond(x.sum() > 0, lambda y: y.sin(), lambda y: y.cos(), (x,))

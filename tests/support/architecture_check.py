@@ -22,7 +22,7 @@ from autosp.compilation import compiled_step, derive_graphs, lower_captured, unp
 from autosp.dry_run import data_dependent, graph_break, quiet_loggers, rarely_collected
 from autosp.errors import AutoSPError
 from autosp.estimate import estimate_step
-from autosp.graph import collective_kind, local_tag, module_path, tensor_of
+from autosp.graph import collective_kind, local_tag, module_path, output_node, tensor_of
 from autosp.loss_of import LossOfOutput
 from autosp.mesh import Mesh
 from autosp.oracle import OracleReport, check_program
@@ -194,7 +194,8 @@ def _gradients(captured: CapturedProgram, inputs: Sequence[Any]) -> list[torch.T
     values = run_whole(captured.program, inputs)
     names = [node.name for node in captured.program.graph.find_nodes(op="placeholder")]
     leaves = [values[n] for n in names if getattr(values[n], "requires_grad", False)]
-    (loss,) = torch.utils._pytree.tree_leaves(values["output"])
+    returned = torch.utils._pytree.tree_leaves(values[output_node(captured.program.graph).name])
+    (loss,) = (leaf for leaf in returned if leaf.dim() == 0)  # others are states of modules
     found = torch.autograd.grad(loss, leaves, allow_unused=True)
     return [gradient for gradient in found if gradient is not None]
 

@@ -247,13 +247,7 @@ ARCHITECTURES: tuple[Architecture, ...] = (
     Architecture("OPT", "opt", {"ffn_dim": 2 * WIDTH, "word_embed_proj_dim": WIDTH}),
     Architecture("Falcon", "falcon", {"new_decoder_architecture": True, "num_kv_heads": 2}),
     Architecture("Falcon, multi-query", "falcon", {"multi_query": True}),
-    Architecture(
-        "BLOOM",
-        "bloom",
-        attention="eager",
-        verdict="refused",
-        because="custom torch.autograd.Function",
-    ),
+    Architecture("BLOOM", "bloom", attention="eager"),
     Architecture(
         "MPT", "mpt", {"d_model": WIDTH, "n_heads": NUM_HEADS, "n_layers": 2}, attention="eager"
     ),
@@ -534,8 +528,7 @@ ARCHITECTURES: tuple[Architecture, ...] = (
             "block_types": ["recurrent", "attention"],
             "head_dim": HEAD_SIZE,
         },
-        verdict="refused",
-        because="custom torch.autograd.Function",
+        verdict="correct but replicated",
     ),
     Architecture(
         "GPT-OSS",
