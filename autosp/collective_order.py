@@ -20,6 +20,7 @@ from torch.fx import GraphModule, Node
 from autosp.errors import CollectiveOrderError
 from autosp.graph import (
     COLLECTIVE_KINDS,
+    RING_BACKWARD_KEY,
     collective_kind,
     is_unclassified_collective,
     tensor_of,
@@ -36,6 +37,17 @@ def collectives_stay_apart() -> Iterator[None]:
         yield
     finally:
         compile_utils.rand_ops = before
+
+
+def keep_ring_in_backward(joint: GraphModule) -> None:
+    """Blocks that a ring sends again in the backward are not sent, and kept, in the forward.
+
+    They do not depend on cotangents, so that a partitioner may move them there: every rank
+    would keep all keys and values.
+    """
+    for node in joint.graph.nodes:
+        if RING_BACKWARD_KEY in (node.meta.get("custom") or {}):
+            node.meta["partitioner_tag"] = "must_be_in_backward"
 
 
 def collective_list(

@@ -23,7 +23,7 @@ from torch.utils._pytree import tree_leaves
 from autosp.capture import CapturedProgram, GraphInput, capture, graph_break_after
 from autosp.checkpoint_regions import no_states_of_unused_generators, tag_regions
 from autosp.checkpoint_report import decide_regions
-from autosp.collective_order import collectives_stay_apart
+from autosp.collective_order import collectives_stay_apart, keep_ring_in_backward
 from autosp.cost.step import CompiledStep
 from autosp.derived_placements import label_placements
 from autosp.events import Finding, GraphSnapshot
@@ -261,6 +261,7 @@ def compile_graphs(
             if inner is not None:
                 inner.prepare_joint(joint)
             tag_regions(joint, compilation.captured.checkpoints)
+            keep_ring_in_backward(joint)
             copies = keep_old_values(joint, _written_inputs(compilation, joint))
             with no_states_of_unused_generators(), collectives_stay_apart():
                 forward, backward = PARTITIONERS[partitioner](joint, joint_inputs, **options)

@@ -22,6 +22,7 @@ from torch.fx import GraphModule
 from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 
 import autosp
+from autosp.attention_choice import AttentionChoice
 from autosp.capture import describe_inputs
 from autosp.compilation import (
     GRADIENT_CONVENTION,
@@ -67,6 +68,7 @@ class DryRunRequest:
     optimizer: str = "adamw"
     partitioner: str = "min-cut"
     backend: str = "eager"
+    attention: AttentionChoice = "auto"
     allow_breaks: bool = False
     """Compile each piece of a program that dynamo breaks. Several pieces get no estimate."""
 
@@ -137,7 +139,11 @@ def _run(
     if progress is not None:
         progress("trace the model")
     context = PassContext(
-        request.mesh, recorder, progress=progress, allow_breaks=request.allow_breaks
+        request.mesh,
+        recorder,
+        progress=progress,
+        allow_breaks=request.allow_breaks,
+        attention=request.attention,
     )
     compile_it = _compile_pieces if request.allow_breaks else _compile_whole
     pieces = compile_it(request, context)

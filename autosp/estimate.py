@@ -183,11 +183,21 @@ class _Pricing:
         name = node.args[-1] if node.args else node.kwargs.get("group_name")
         return self.axis_of_group(str(name))
 
+    def _members(self, node: torch.fx.Node) -> int | None:
+        """Ranks that exchange equal parts with this one, where they are not all of the group."""
+        if collective_kind(node) != "all_to_all" or len(node.args) < 3:
+            return None
+        splits = node.args[2]
+        assert isinstance(splits, (list, tuple))
+        own = splits[self.mesh.sp_rank] if len(splits) == self.mesh.sp else 0
+        is_subset = bool(own) and 0 in splits and {*splits} == {0, own}
+        return sum(1 for size in splits if size) if is_subset else None
+
     def group(self, node: torch.fx.Node) -> Group:
         """The collective's ranks. ``sp`` is innermost, so its ranks are neighbours."""
         assert self.device is not None
         axis = self.axis(node)
-        size = self.mesh.axes.get(axis, self.mesh.world_size)
+        size = self._members(node) or self.mesh.axes.get(axis, self.mesh.world_size)
         stride = self.mesh.sp if axis == "dp" else 1
         per_node = int(self.device.require("gpus_per_node")) // stride
         return Group(size=size, ranks_per_node=min(size, max(1, per_node)))

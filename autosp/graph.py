@@ -8,6 +8,8 @@ from __future__ import annotations
 import linecache
 import os
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -15,7 +17,7 @@ from typing import Any
 
 import torch
 import torch.distributed._functional_collectives  # noqa: F401  registers the collectives' autograd
-from torch.fx import Graph, Node
+from torch.fx import Graph, Node, traceback
 
 from autosp.events import CollectiveKind, NodeRole, SourceLocation
 from autosp.placement import Placement
@@ -58,6 +60,8 @@ class LocalTag:
     is_value: bool = False
     reason: str = ""
     collective: CollectiveTag | None = None
+    ring: CollectiveTag | None = None
+    """What the sends are for that a ring attention makes."""
 
 
 REGION_KEY = "ac_graph_id"
@@ -67,6 +71,26 @@ TAG_KEY = "autosp"
 CUSTOM_KEY = "autosp_local"
 """Key in ``node.meta["custom"]``, which torch carries through AOTAutograd: the name of
 the per-rank program's node from which a joint, forward or backward node comes."""
+
+RING_KEY, RING_BACKWARD_KEY = "autosp_ring", "autosp_ring_backward"
+"""Keys in ``node.meta["custom"]`` of nodes that take part in a ring: what they do in it. Torch
+gives nodes of the backward what their forward has, too."""
+
+
+@contextmanager
+def noted(note: str, *, key: str = RING_KEY) -> Iterator[None]:
+    """Nodes traced inside carry ``note`` (``torch.fx.traceback.annotate`` would change the
+    notes of nodes that are there already: they share one dict)."""
+    meta = traceback.current_meta
+    before = meta.get("custom")
+    meta["custom"] = {**(before or {}), key: note}
+    try:
+        yield
+    finally:
+        if before is None:
+            meta.pop("custom", None)
+        else:
+            meta["custom"] = before
 
 
 def local_tag(node: Node) -> LocalTag | None:
@@ -82,6 +106,14 @@ def local_origin(node: Node) -> str | None:
     return name if isinstance(name, str) else None
 
 
+def ring_note(node: Node) -> str:
+    """What a node of a derived graph does in a ring of ranks; empty if nothing."""
+    custom = node.meta.get("custom")
+    if not isinstance(custom, dict):
+        return ""
+    return str(custom.get(RING_BACKWARD_KEY) or custom.get(RING_KEY, ""))
+
+
 def is_operator(node: Node, *operators: Any) -> bool:
     return node.op == "call_function" and node.target in operators
 
@@ -90,7 +122,8 @@ def collective_kind(node: Node) -> CollectiveKind | None:
     """The kind of collective this node starts, or None."""
     if node.op != "call_function":
         return None
-    return COLLECTIVE_KINDS.get(node.target)
+    kind = COLLECTIVE_KINDS.get(node.target)
+    return "send_recv" if kind == "all_to_all" and ring_note(node) else kind
 
 
 def is_unclassified_collective(node: Node) -> bool:

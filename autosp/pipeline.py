@@ -16,6 +16,7 @@ from typing import Any, Protocol
 
 from torch.fx import GraphModule
 
+from autosp.attention_choice import AttentionChoice
 from autosp.events import (
     Alternative,
     Decision,
@@ -45,6 +46,8 @@ class PassContext:
     padding_fill: str = "last"
     """Which valid row fills padding rows: ``last`` or ``first``. Results never depend on
     it, which the oracle checks by running both."""
+    attention: AttentionChoice = "auto"
+    """Ulysses, a ring, or what suits each attention: see the attention plan."""
     allow_breaks: bool = False
     """Each piece of a program that dynamo broke is compiled as a program of its own."""
     in_pieces: bool = False

@@ -84,6 +84,30 @@ class Shard:
         """Rows of the atom that one rank holds, padding included."""
         return (self.atom + self.pad) // num_ranks
 
+    def pieces(self, rank: int, num_ranks: int) -> list[range]:
+        """The rows of the padded atom that a rank holds, in its order."""
+        block = self.block(num_ranks)
+        if self.order == "contiguous":
+            return [range(rank * block, (rank + 1) * block)]
+        chunk = block // 2
+        chunks = first_chunk_and_last(rank, num_ranks)
+        return [range(index * chunk, (index + 1) * chunk) for index in chunks]
+
+    def num_valid(self, rank: int, num_ranks: int) -> int:
+        """Rows of the atom that a rank holds without padding; they come first on it."""
+        pieces = self.pieces(rank, num_ranks)
+        return sum(min(max(self.atom - rows.start, 0), len(rows)) for rows in pieces)
+
+
+def first_chunk_and_last(rank: int, num_ranks: int) -> tuple[int, int]:
+    """The two of ``2 * num_ranks`` chunks that a rank holds in zigzag order."""
+    return rank, 2 * num_ranks - 1 - rank
+
+
+def padding_of(num_rows: int, num_ranks: int, order: BlockOrder = "contiguous") -> int:
+    """Rows to append so that all ranks hold the same number, in zigzag order an even one."""
+    return -num_rows % (num_ranks if order == "contiguous" else 2 * num_ranks)
+
 
 Placement = Replicate | Partial | Shard
 REPLICATE = Replicate()

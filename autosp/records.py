@@ -27,6 +27,7 @@ from autosp.graph import (
     local_origin,
     local_tag,
     module_of,
+    ring_note,
     source_location,
     tensor_of,
 )
@@ -230,7 +231,7 @@ def _derived_node(
         origins=_origins(node, tag),
         saved=node.name in saved,
         recomputed=node.name in recomputed,
-        reason=tag.reason if tag else "",
+        reason=ring_note(node) or (tag.reason if tag else ""),
     )
 
 
@@ -267,8 +268,9 @@ def _collective(
     sent = tensor_of(source) if isinstance(source, Node) else None
     received = tensor_of(node)
     carried = received if kind == "all_gather" else sent
-    details = tag.collective if tag else None
-    reason = tag.reason if tag else "in the user's program"
+    details = (tag.collective or tag.ring) if tag else None
+    in_ring = ring_note(node)
+    reason = in_ring or (tag.reason if tag else "in the user's program")
     route = (details.source_placement, details.target_placement) if details else ("", "")
     source_placement, target_placement = route if phase == "forward" else _way_back(route)
     return CollectiveRecord(
@@ -282,7 +284,7 @@ def _collective(
         dtype=_dtype(carried) or "",
         module=module,
         cause=origin,
-        reason=reason if phase == "forward" else f"derivative of: {reason}",
+        reason=reason if in_ring or phase == "forward" else f"derivative of: {reason}",
         source_placement=source_placement,
         target_placement=target_placement,
     )

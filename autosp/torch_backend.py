@@ -15,6 +15,7 @@ from torch.fx import GraphModule
 from torch.nn.parallel import DistributedDataParallel
 
 import autosp
+from autosp.attention_choice import AttentionChoice, attention_choice
 from autosp.capture import GraphInput, InputKind, computes_from_nothing, graph_break_after
 from autosp.collective_order import collective_list
 from autosp.compilation import (
@@ -58,6 +59,7 @@ class Backend:
         partitioner: str,
         recorder: Recorder,
         padding_fill: str,
+        attention: AttentionChoice = "auto",
         allow_breaks: bool = False,
     ) -> None:
         self._group = group
@@ -68,10 +70,13 @@ class Backend:
             recorder,
             group_name=group.name,
             padding_fill=padding_fill,
+            attention=attention,
             allow_breaks=allow_breaks,
         )
         self.compilations: list[RankCompilation] = []
-        recorder.record(_run_started(group, self._inner.name, partitioner, allow_breaks))
+        recorder.record(
+            _run_started(group, self._inner.name, partitioner, attention, allow_breaks=allow_breaks)
+        )
 
     @property
     def rank_group(self) -> RankGroup:
@@ -173,7 +178,14 @@ def _leave(result: Any, leaf: OutputLeaf | None, group: Any) -> Any:
     )
 
 
-def _run_started(group: RankGroup, inner: str, partitioner: str, allow_breaks: bool) -> RunStarted:
+def _run_started(
+    group: RankGroup,
+    inner: str,
+    partitioner: str,
+    attention: AttentionChoice,
+    *,
+    allow_breaks: bool,
+) -> RunStarted:
     return RunStarted(
         autosp_version=autosp.__version__,
         torch_version=torch.__version__,
@@ -185,6 +197,7 @@ def _run_started(group: RankGroup, inner: str, partitioner: str, allow_breaks: b
         config={
             "backend": inner,
             "partitioner": partitioner,
+            "attention": attention,
             "allow_breaks": allow_breaks,
             "started_ns": time.time_ns(),
         },
@@ -199,6 +212,7 @@ def backend(
     partitioner: str = "min-cut",
     recorder: Recorder | None = None,
     padding_fill: str = "last",
+    attention: str = "auto",
     allow_breaks: bool = False,
 ) -> Backend:
     """A backend for ``torch.compile``. Every rank must call it.
@@ -213,17 +227,21 @@ def backend(
         recorder: receives every decision and graph; see :mod:`autosp.events`.
         padding_fill: ``last`` or ``first``: which valid row fills padding rows. The result
             does not depend on it.
+        attention: ``ulysses`` deals the heads out to the ranks, ``ring`` passes keys and
+            values round them, ``hybrid`` does both on a split of the ranks; ``auto`` takes
+            Ulysses where the heads allow it, else what sends least.
         allow_breaks: where dynamo breaks the program, compile each piece; sharded tensors
             go from piece to piece as blocks, and code between that reads one gathers it.
 
     Raises:
         MeshError: the mesh does not match the processes that run.
-        AutoSPError: an unknown inner compiler or partitioner.
+        AutoSPError: an unknown inner compiler, partitioner or form of attention.
     """
     if partitioner not in PARTITIONERS:
         raise AutoSPError(
             f"unknown partitioner {partitioner!r}", hint=f"Choose {' or '.join(PARTITIONERS)}"
         )
+    form = attention_choice(attention)
     skip_warnings_once()  # dynamo traces before it calls a backend
     return Backend(
         join_mesh(mesh),
@@ -231,6 +249,7 @@ def backend(
         partitioner=partitioner,
         recorder=recorder or SilentRecorder(),
         padding_fill=padding_fill,
+        attention=form,
         allow_breaks=allow_breaks,
     )
 
@@ -257,6 +276,7 @@ def compile(  # noqa: A001  the name users expect beside torch.compile
     partitioner: str = "min-cut",
     recorder: Recorder | None = None,
     padding_fill: str = "last",
+    attention: str = "auto",
     allow_breaks: bool = False,
 ) -> torch.nn.Module:
     """Compile a model for sequence-parallel training; call the result like the model.
@@ -270,7 +290,8 @@ def compile(  # noqa: A001  the name users expect beside torch.compile
             sequence dim: ``{"input_ids": 1, "labels": 1}``. They are gathered before the
             compiled region, in the order of the ranks; parts may differ in length. Inputs
             that are not named are full on each rank.
-        mesh, inner, partitioner, recorder, padding_fill, allow_breaks: see :func:`backend`.
+        mesh, inner, partitioner, recorder, padding_fill, attention, allow_breaks: see
+            :func:`backend`.
 
     A DeepSpeed engine keeps its loop: its module's forward becomes the compiled one, on the
     mesh that ``sequence_parallel_size`` of its config asks for, and the engine is returned.
@@ -298,6 +319,7 @@ def compile(  # noqa: A001  the name users expect beside torch.compile
         partitioner=partitioner,
         recorder=recorder,
         padding_fill=padding_fill,
+        attention=attention,
         allow_breaks=allow_breaks,
     )
     _refuse_inner_fsdp(model)

@@ -22,6 +22,7 @@ import torch
 import torch.distributed as dist
 from torch.utils._pytree import tree_map
 
+from autosp.attention_choice import AttentionChoice
 from autosp.errors import AutoSPError, MeshError
 from autosp.events import SilentRecorder
 from autosp.graph import tensor_of
@@ -74,6 +75,7 @@ class VerifyRequest:
     """What ``build`` makes; chooses the tolerances."""
     inner: str = "eager"
     partitioner: str = "min-cut"
+    attention: AttentionChoice = "auto"
     allow_breaks: bool = False
     steps: int = 0
     """SGD steps after which the parameters are compared, too."""
@@ -169,6 +171,7 @@ def _train_compiled(request: VerifyRequest) -> tuple[_Training, Backend]:
         request.mesh,
         inner=request.inner,
         partitioner=request.partitioner,
+        attention=request.attention,
         allow_breaks=request.allow_breaks,
     )
     install_output_hooks(subject.module)
@@ -317,7 +320,9 @@ def _explained(report: VerifyReport, request: VerifyRequest) -> VerifyReport:
     """With the first wrong node that the oracle finds."""
     subject = request.build()
     args, kwargs = _share_of_batch(subject, 0, request.dp)
-    found = check_module(subject.module, args, kwargs, num_ranks=request.mesh.sp).first_wrong
+    found = check_module(
+        subject.module, args, kwargs, num_ranks=request.mesh.sp, attention=request.attention
+    ).first_wrong
     if found is None:
         return replace(report, first_wrong_detail="the oracle finds every node right")
     return replace(

@@ -1,7 +1,8 @@
 """Attention sites against the all-to-alls that were inserted for them.
 
 Ulysses needs an all-to-all for the queries, keys and values (one less where keys are the
-values, none where they are whole) and one for the output; as many in the backward.
+values, none where they are whole) and one for the output; as many in the backward. A ring
+needs none, nor do queries that meet keys which are whole on every rank.
 """
 
 from __future__ import annotations
@@ -14,7 +15,9 @@ from torch.fx import Graph, Node
 from autosp.checks.subject import Subject, counted, num_bytes
 from autosp.compilation import recomputed_nodes
 from autosp.events import Finding, GraphName
-from autosp.graph import collective_kind, shape_of, tensor_of
+from autosp.graph import collective_kind, is_operator, local_tag, shape_of, tensor_of
+from autosp.runtime.ring_attention import RING_ATTENTION
+from autosp.sharding.attention_plan import ATTENTION, SEQUENCE_DIM
 from autosp.sharding.seeds import attention_sites
 
 FEWEST_PER_SITE = 2
@@ -27,10 +30,11 @@ MOST_PER_SITE = 4
 def check_attention(subject: Subject) -> Iterator[Finding]:
     """All-to-alls of every attention: too few, too many, or other than its like has."""
     program = _exchanges(subject, subject.rank_graph)
+    own_queries = _with_own_queries(subject)
     sites: list[Node] = []
     for site in attention_sites(subject.user_graph):
         count = len(program.get(site.name, ()))
-        if count < FEWEST_PER_SITE:
+        if count < FEWEST_PER_SITE and site.name not in own_queries:
             yield _too_few(subject, site, count)
         else:
             sites.append(site)
@@ -54,6 +58,22 @@ def _exchanges(
         if tag is not None:
             found.setdefault(tag.origin, []).append(node)
     return found
+
+
+def _with_own_queries(subject: Subject) -> frozenset[str]:
+    """Attentions that each rank computes for the queries of its own tokens."""
+    found: set[str] = set()
+    user_nodes = {node.name: node for node in attention_sites(subject.user_graph)}
+    for node in subject.rank_graph.nodes:
+        tag = local_tag(node)
+        site = user_nodes.get(tag.origin) if tag is not None else None
+        if site is None or not is_operator(node, RING_ATTENTION, *ATTENTION):
+            continue
+        held, whole = node.args[0], site.args[0]
+        assert isinstance(held, Node) and isinstance(whole, Node)
+        if shape_of(held)[SEQUENCE_DIM] < shape_of(whole)[SEQUENCE_DIM]:
+            found.add(site.name)
+    return frozenset(found)
 
 
 def _recomputed(subject: Subject) -> frozenset[str]:

@@ -11,13 +11,15 @@ import torch
 from torch.fx import Graph, GraphModule, Node
 from torch.utils._pytree import tree_leaves
 
+from autosp.attention_choice import AttentionChoice
+from autosp.blocks import cut_blocks
 from autosp.capture import CapturedProgram, capture
 from autosp.collective_order import check_same_collectives, collective_list
 from autosp.errors import AutoSPError
 from autosp.graph import module_path, output_node, source_location
 from autosp.loggers import quiet_loggers
 from autosp.mesh import Mesh
-from autosp.oracle.combine import combine_cotangents, combine_values, cut_blocks
+from autosp.oracle.combine import combine_cotangents, combine_values
 from autosp.oracle.compare import Difference, coarsest_tolerance, difference, largest
 from autosp.oracle.lockstep import RankValues, run_ranks, run_whole
 from autosp.oracle.report import OracleReport, Quantity, WrongNode
@@ -49,6 +51,7 @@ def check_program(
     passes: Sequence[Pass] = PROGRAM_PASSES,
     fills: Sequence[str] = FILLS,
     tolerance: float | None = None,
+    attention: AttentionChoice = "auto",
 ) -> OracleReport:
     """Compile ``program`` for ``num_ranks`` ranks and prove it against itself.
 
@@ -63,6 +66,7 @@ def check_program(
         fills: padding fills to run.
         tolerance: relative error allowed; by default that of the program's coarsest
             floating type.
+        attention: the form that attention takes.
 
     Raises:
         AutoSPError: the program cannot be sharded.
@@ -75,7 +79,7 @@ def check_program(
     counts: Counter[Quantity] = Counter()
     errors = _Errors()
     num_fallbacks = 0
-    ranks = _compile(program, num_ranks, passes, fake_mode)
+    ranks = _compile(program, num_ranks, passes, fake_mode, attention)
     for fill in fills:
         _fill_padding(ranks, fill)
         run = by_fill[fill] = RankRun.of(ranks, inputs, reference)
@@ -326,20 +330,24 @@ def _gradients(
 
 
 def _compile(
-    program: GraphModule, num_ranks: int, passes: Sequence[Pass], fake_mode: Any
+    program: GraphModule,
+    num_ranks: int,
+    passes: Sequence[Pass],
+    fake_mode: Any,
+    attention: AttentionChoice,
 ) -> list[ShardedProgram]:
     """The programs of all ranks; passes run on a copy."""
     rewritten = _copy(program)
-    context = PassContext(Mesh(sp=num_ranks))
+
+    def context(rank: int) -> PassContext:
+        return PassContext(Mesh(sp=num_ranks, rank=rank), attention=attention)
+
     with torch._guards.tracing(None):
         for item in passes:
-            rewritten = item.run(rewritten, context)
+            rewritten = item.run(rewritten, context(0))
         with fake_mode, torch.no_grad():
-            ranks = [
-                shard(rewritten, PassContext(Mesh(sp=num_ranks, rank=rank)))
-                for rank in range(num_ranks)
-            ]
-    name = context.group_name
+            ranks = [shard(rewritten, context(rank)) for rank in range(num_ranks)]
+    name = context(0).group_name
     check_same_collectives([collective_list(rank.program, None, name) for rank in ranks])
     return ranks
 

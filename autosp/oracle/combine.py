@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import torch
 
+from autosp.blocks import combine_blocks
 from autosp.placement import Partial, Placement, Shard
 
 
@@ -43,29 +44,3 @@ def combine_cotangents(
             return [part / num_ranks for part in parts]
         case _:
             return [torch.stack(list(parts)).mean(0)]
-
-
-def combine_blocks(
-    parts: Sequence[torch.Tensor], cut: Shard, shape: tuple[int, ...]
-) -> torch.Tensor:
-    """The ranks' blocks side by side, padding rows dropped."""
-    dim, block = cut.dim, cut.block(len(parts))
-    inner = shape[dim] // (cut.outer * cut.atom)
-    views = [
-        part.reshape(*part.shape[:dim], cut.outer, block, inner, *part.shape[dim + 1 :])
-        for part in parts
-    ]
-    whole = torch.cat(views, dim + 1).narrow(dim + 1, 0, cut.atom)
-    return whole.reshape(shape)
-
-
-def cut_blocks(whole: torch.Tensor, cut: Shard, num_ranks: int) -> list[torch.Tensor]:
-    """The blocks of a cotangent: zero on padding rows."""
-    dim, shape = cut.dim, tuple(whole.shape)
-    inner = shape[dim] // (cut.outer * cut.atom)
-    view = whole.reshape(*shape[:dim], cut.outer, cut.atom, inner, *shape[dim + 1 :])
-    padding = list(view.shape)
-    padding[dim + 1] = cut.pad
-    padded = torch.cat([view, view.new_zeros(padding)], dim + 1)
-    local = (*shape[:dim], cut.outer * cut.block(num_ranks) * inner, *shape[dim + 1 :])
-    return [part.reshape(local) for part in padded.chunk(num_ranks, dim + 1)]

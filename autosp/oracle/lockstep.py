@@ -18,6 +18,8 @@ from torch.utils._pytree import tree_leaves, tree_map
 from autosp.custom_gradients import is_custom_gradient, with_a_history
 from autosp.events import CollectiveKind
 from autosp.graph import collective_kind, is_wait, is_write, output_node
+from autosp.oracle.ring import ring_on_ranks
+from autosp.runtime.ring_attention import RING_ATTENTION
 
 aten = torch.ops.aten
 
@@ -86,6 +88,8 @@ def _step(
         sent = [args[0] for args, _ in arguments]
         splits = [args[2] for args, _ in arguments] if kind == "all_to_all" else None
         return communicate(kind, sent, splits)
+    if first.target is RING_ATTENTION:
+        return ring_on_ranks(arguments)
     if is_wait(first):
         return [_distinct(args[0], (args,)) for args, _ in arguments]
     if is_custom_gradient(first.target):

@@ -15,7 +15,7 @@ from torch.fx import GraphModule, Node
 from autosp.events import Alternative
 from autosp.graph import is_operator, shape_of, tensor_of
 from autosp.pipeline import PassContext
-from autosp.sharding.attention import HEAD_DIM
+from autosp.sharding.attention_plan import HEAD_DIM
 from autosp.sharding.seeds import attention_sites
 
 aten = torch.ops.aten

@@ -16,6 +16,7 @@ import torch.distributed as dist
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._pytree import tree_map
 
+from autosp.blocks import combine_blocks, cut_blocks
 from autosp.errors import AutoSPError, MutationError
 from autosp.placement import Shard
 
@@ -34,37 +35,16 @@ def gather_blocks(local: torch.Tensor, cut: Shard, size: int, group: Any) -> tor
         group: the process group of the axis.
     """
     num_ranks = dist.get_world_size(group)
-    block = cut.block(num_ranks)
-    inner = size // (cut.outer * cut.atom)
     sent = local.detach().contiguous()
     blocks = sent.new_empty((num_ranks, *sent.shape))
     dist.all_gather_into_tensor(blocks.flatten(0, 1) if sent.dim() else blocks, sent, group=group)
-    shape = list(local.shape)
-    dim = cut.dim
-    split = [*shape[:dim], cut.outer, block, inner, *shape[dim + 1 :]]
-    whole = blocks.reshape(num_ranks, *split).movedim(0, dim + 1).flatten(dim + 1, dim + 2)
-    whole = whole.narrow(dim + 1, 0, cut.atom)
-    return whole.reshape(*shape[:dim], size, *shape[dim + 1 :]).contiguous()
-
-
-def own_block(whole: torch.Tensor, cut: Shard, num_ranks: int, rank: int) -> torch.Tensor:
-    """This rank's block of a whole tensor; padding rows are zero (for cotangents)."""
-    dim, block = cut.dim, cut.block(num_ranks)
-    inner = whole.shape[dim] // (cut.outer * cut.atom)
-    shape = list(whole.shape)
-    atoms = whole.reshape(*shape[:dim], cut.outer, cut.atom, inner, *shape[dim + 1 :])
-    padded_shape = list(atoms.shape)
-    padded_shape[dim + 1] = block
-    result = atoms.new_zeros(padded_shape)
-    start, stop = min(rank * block, cut.atom), min((rank + 1) * block, cut.atom)
-    result.narrow(dim + 1, 0, stop - start).copy_(atoms.narrow(dim + 1, start, stop - start))
-    return result.reshape(*shape[:dim], cut.outer * block * inner, *shape[dim + 1 :])
+    shape = (*local.shape[: cut.dim], size, *local.shape[cut.dim + 1 :])
+    return combine_blocks(blocks.unbind(), cut, shape).contiguous()
 
 
 def sum_blocks(whole: torch.Tensor, cut: Shard, group: Any) -> torch.Tensor:
     """This rank's block of the sum of what the ranks hold; padding rows are zero."""
-    num_ranks = dist.get_world_size(group)
-    sent = torch.cat([own_block(whole, cut, num_ranks, rank)[None] for rank in range(num_ranks)])
+    sent = torch.stack(cut_blocks(whole, cut, dist.get_world_size(group)))
     received = torch.empty_like(sent[0])
     dist.reduce_scatter_tensor(received, sent.flatten(0, 1), group=group)
     return received

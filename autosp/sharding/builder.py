@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -20,6 +20,7 @@ from autosp.events import NodeRole
 from autosp.graph import CUSTOM_KEY, TAG_KEY, LocalTag, meta_of
 from autosp.mesh import Mesh
 from autosp.placement import Placement
+from autosp.sharding.attention_plan import AttentionPlan
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +51,7 @@ class ProgramBuilder:
     mesh: Mesh
     group_name: str
     padding_fill: str
+    attention: AttentionPlan = field(default_factory=lambda: AttentionPlan({}))
     origin: Node | None = None
     _suffix: str = ""
     _role: NodeRole = "compute"

@@ -16,7 +16,8 @@ from typing import Any
 import torch
 from torch.fx import Graph, Node
 
-from autosp.graph import is_operator, shape_of, tensor_of
+from autosp.errors import ShardingError
+from autosp.graph import is_operator, shape_of, source_location, tensor_of
 from autosp.placement import Placement, Shard, shard_dim
 from autosp.sharding import linear_algebra
 from autosp.sharding.builder import Value
@@ -105,6 +106,7 @@ def matmul(op: Operation) -> Value:
     """Queries with keys, or probabilities with values; any other product as ever."""
     left, right = op.args[:2]
     if _is_scores(left, right):
+        _refuse_ring(op)
         heads = _head_cut(op, left, right, op.node.args[0])
         return linear_algebra.matmul(op) if heads is None else _scores(op, left, right, heads)
     if _is_mixing(left, right):
@@ -115,7 +117,10 @@ def matmul(op: Operation) -> Value:
 def baddbmm(op: Operation) -> Value | Formula:
     """``beta * bias + alpha * q @ k.T``, as matmul."""
     bias, left, right = op.args[:3]
-    heads = _head_cut(op, left, right, op.node.args[1]) if _is_scores(left, right) else None
+    heads = None
+    if _is_scores(left, right):
+        _refuse_ring(op)
+        heads = _head_cut(op, left, right, op.node.args[1])
     if heads is None:
         return linear_algebra.baddbmm(op)
     left, right = (_on_heads(op, tensor, heads) for tensor in (left, right))
@@ -124,6 +129,17 @@ def baddbmm(op: Operation) -> Value | Formula:
     else:
         bias = op.replicate(bias, "a bias of all heads")
     return op.result(op.emit(op.target, bias, left, right, *op.args[3:], **op.kwargs), heads)
+
+
+def _refuse_ring(op: Operation) -> None:
+    choice = op.builder.attention.choice
+    if choice in ("ring", "hybrid"):
+        where = source_location(op.node)
+        raise ShardingError(
+            f"--attention {choice}: attention written as matrix products does not run in a ring",
+            where=f"{where.file}:{where.line}" if where else "",
+            hint="Use torch.nn.functional.scaled_dot_product_attention, or --attention auto",
+        )
 
 
 def _is_scores(left: Value, right: Value) -> bool:

@@ -12,7 +12,7 @@ from torch.fx import Node
 
 from autosp.placement import PARTIAL_SUM, Shard
 from autosp.sharding.builder import Value
-from autosp.sharding.operation import NoRule, Operation
+from autosp.sharding.operation import Operation
 from autosp.sharding.rows import cut_of, inner_rows
 
 aten = torch.ops.aten
@@ -24,18 +24,13 @@ def local_rows(op: Operation, source: Value, indices: Node) -> tuple[Node, Node]
     Rows of others get some valid number.
     """
     cut = cut_of(source)
-    if cut.order != "contiguous":
-        raise NoRule(f"rows in {cut.order} order")
     size, block, inner = source.shape[cut.dim], cut.block(op.num_ranks), inner_rows(source, cut)
     indices = op.emit(aten.remainder.Scalar, indices, size)
     in_atom = indices
     if cut.outer != 1 or inner != 1:
         row = _quotient(op, indices, inner)
         in_atom = op.emit(aten.remainder.Scalar, row, cut.atom)
-    start = op.builder.rank * block
-    moved = op.emit(aten.sub.Scalar, in_atom, start)
-    inside = op.emit(aten.eq.Tensor, moved, op.emit(aten.clamp.default, moved, 0, block - 1))
-    local = op.emit(aten.clamp.default, moved, 0, block - 1)
+    local, inside = _on_rank(op, cut, in_atom)
     if cut.outer != 1:
         outer = _quotient(op, indices, cut.atom * inner)
         local = op.emit(aten.add.Tensor, local, op.emit(aten.mul.Tensor, outer, block))
@@ -43,6 +38,24 @@ def local_rows(op: Operation, source: Value, indices: Node) -> tuple[Node, Node]
         rest = op.emit(aten.remainder.Scalar, indices, inner)
         local = op.emit(aten.add.Tensor, op.emit(aten.mul.Tensor, local, inner), rest)
     return local, inside
+
+
+def _on_rank(op: Operation, cut: Shard, in_atom: Node) -> tuple[Node, Node]:
+    """Place of rows of the atom among those this rank holds, and whether it holds them."""
+    found: tuple[Node, Node] | None = None
+    before = 0
+    for rows in cut.pieces(op.builder.rank, op.num_ranks):
+        moved = op.emit(aten.sub.Scalar, in_atom, rows.start)
+        local = op.emit(aten.clamp.default, moved, 0, len(rows) - 1)
+        inside = op.emit(aten.eq.Tensor, moved, local)
+        if found is not None:
+            local = op.emit(aten.add.Scalar, local, before)
+            local = op.emit(aten.where.self, inside, local, found[0])
+            inside = op.emit(aten.logical_or.default, inside, found[1])
+        found = (local, inside)
+        before += len(rows)
+    assert found is not None
+    return found
 
 
 def _quotient(op: Operation, node: Node, divisor: int) -> Node:

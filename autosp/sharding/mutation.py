@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch.fx import Node
 
-from autosp.placement import REPLICATE, Shard
+from autosp.placement import REPLICATE, Shard, padding_of
 from autosp.sharding.builder import Value
 from autosp.sharding.operation import NoRule, Operation, RuleTable, normalise_dim
 
@@ -45,7 +45,8 @@ def _cut_of_result(op: Operation, target: Value, part: Value, dim: int, is_selec
     if own.outer != 1 or own.atom != part.shape[own.dim]:
         raise NoRule("assignment of a strided cut to a part of a whole tensor")
     size = target.shape[dim]
-    return Shard(dim, size, 1, -size % op.num_ranks, own.order, own.label)
+    pad = padding_of(size, op.num_ranks, own.order)
+    return Shard(dim, size, 1, pad, own.order, own.label)
 
 
 @dataclass(frozen=True, slots=True)

@@ -36,6 +36,7 @@ from autosp.pipeline import PassContext
 from autosp.placement import REPLICATE, Partial, Placement, Shard, local_shape
 from autosp.runtime.keyed_random import AGREE
 from autosp.sharding import custom_functions, token_regions
+from autosp.sharding.attention_plan import plan_attention
 from autosp.sharding.builder import ProgramBuilder, Value
 from autosp.sharding.custom_functions import Backward
 from autosp.sharding.layout import with_users_layout
@@ -52,6 +53,7 @@ from autosp.sharding.seeds import (
     has_attention,
     sequence_cut,
 )
+from autosp.sharding.trace_dim import TracedDim
 
 aten = torch.ops.aten
 
@@ -107,7 +109,11 @@ class _Walk:
         """Set where the program is the backward of a custom function."""
         self._graph = Graph()
         self._builder = ProgramBuilder(
-            self._graph, context.mesh, context.group_name, context.padding_fill
+            self._graph,
+            context.mesh,
+            context.group_name,
+            context.padding_fill,
+            plan_attention(program.graph, context.attention, context.mesh.sp),
         )
         self._values: dict[Node, Any] = {}
         self._moved: dict[tuple[Node, Placement, Placement, int | None], Value] = {}
@@ -140,6 +146,9 @@ class _Walk:
             )  # fmt: skip
             return None
         return find_origins(self._program.graph)
+
+    def _cut(self, along: TracedDim) -> Shard:
+        return sequence_cut(along, self._context.mesh.sp, self._builder.attention.order)
 
     def run(self) -> ShardedProgram:
         self._announce_seeds()
@@ -255,7 +264,7 @@ class _Walk:
             along = self._seeds[node].along
         if along is None or not _is_whole(result):
             return result
-        cut = sequence_cut(along, self._context.mesh.sp)
+        cut = self._cut(along)
         reason = "the sequence begins here" if node in self._seeds else "the sequence goes on"
         moved = redistribute(self._builder, result, cut, reason=reason)
         self._decide(
@@ -275,7 +284,7 @@ class _Walk:
     def _seeded(self, operation: Operation, seed: Seed) -> Operation:
         """Cut the indices of a lookup where the sequence begins."""
         table, indices = operation.args[:2]
-        cut = seed.cut(self._context.mesh.sp)
+        cut = self._cut(seed.along)
         moved = self._redistribute(indices, cut, "the sequence begins here", None)
         return replace(operation, args=(table, moved, *operation.args[2:]))
 
@@ -464,7 +473,7 @@ class _Walk:
 
     def _announce_seeds(self) -> None:
         for seed in self._seeds.values():
-            cut = seed.cut(self._context.mesh.sp)
+            cut = self._cut(seed.along)
             padding = f"; {cut.pad} padding rows" if cut.pad else ""
             self._decide(
                 "applied", "seed", seed.node.name, f"cut on dim {seed.dim}: {cut}",
@@ -481,7 +490,7 @@ class _Walk:
             if whole.placement != REPLICATE:  # the block that an earlier piece left
                 continue
             with self._builder.on_behalf_of(seed.node):
-                cut = seed.cut(self._context.mesh.sp)
+                cut = self._cut(seed.along)
                 self._values[seed.node] = self._redistribute(
                     whole, cut, "the sequence begins here", None
                 )

@@ -4,7 +4,7 @@
 from              to                           how
 ================  ===========================  ========================
 ``R``             ``S``                        local slice, no communication
-``S``             ``S`` on another dim         all-to-all
+``S``             ``S`` on another dim         all-to-all, in either order of rows
 ``S``             ``S``, other block size      all-to-all of the rows that move
 ``S``             ``R``                        all-gather
 ``P(sum)``        ``R``                        all-reduce
@@ -78,7 +78,7 @@ def redistribute(
                 node = _all_reduce(builder, value)
             case Partial(), Shard():
                 node = _reduce_scatter(builder, value, target)
-            case Shard(), Shard() if _one_all_to_all(source, target):
+            case Shard(), Shard() if source.dim != target.dim:
                 node = _all_to_all(builder, value, source, target)
             case Shard(), Shard():
                 if _only_blocks_differ(value, source, target):
@@ -99,10 +99,6 @@ def _placed(builder: ProgramBuilder, value: Value, node: Node, target: Placement
     assert tuple(result.local.shape) == expected, (value, target, result.local.shape, expected)
     builder.amend(node, placement=target, global_shape=value.shape)
     return result
-
-
-def _one_all_to_all(source: Shard, target: Shard) -> bool:
-    return source.dim != target.dim and source.order == target.order == "contiguous"
 
 
 def _only_blocks_differ(value: Value, source: Shard, target: Shard) -> bool:
@@ -153,11 +149,15 @@ def _slice(builder: ProgramBuilder, value: Value, target: Shard, fill: int | Non
             aten.reshape.default, node, _split(sizes, dim, (target.outer, target.atom, inner))
         )
     node = _pad_rows(builder, node, atom_dim, target.pad, fill)
-    block = target.block(builder.num_ranks)
-    start = builder.rank * block
-    node = builder.emit(aten.slice.Tensor, node, atom_dim, start, start + block)
-    # A copy, so that the whole tensor need not live as long as the block does.
-    node = builder.emit(aten.clone.default, node, memory_format=torch.contiguous_format)
+    pieces = [
+        builder.emit(aten.slice.Tensor, node, atom_dim, rows.start, rows.stop)
+        for rows in target.pieces(builder.rank, builder.num_ranks)
+    ]
+    if len(pieces) > 1:
+        node = builder.emit(aten.cat.default, pieces, atom_dim)
+    else:  # a copy, so that the whole tensor need not live as long as the block does
+        (node,) = pieces
+        node = builder.emit(aten.clone.default, node, memory_format=torch.contiguous_format)
     if viewed:
         local = local_shape(sizes, target, builder.num_ranks)
         node = builder.emit(aten.reshape.default, node, list(local))
@@ -207,6 +207,10 @@ def _pack_for(builder: ProgramBuilder, value: Value, target: Shard, leading: int
                 raise CannotRedistribute(f"padding a strided cut {target}")
             node = _pad_rows(builder, node, dim, target.pad, None)
             sizes = _sizes(node)
+        if target.order == "zigzag":
+            if target.outer != 1 or inner != 1:
+                raise CannotRedistribute(f"to a strided cut {target}")
+            node = zigzag_order(builder, node, dim, builder.num_ranks)
         block = target.block(builder.num_ranks)
         strided = target.outer != 1
         split = ((target.outer,) if strided else ()) + (builder.num_ranks, block * inner)
@@ -274,11 +278,38 @@ def _merge_blocks(
         order.insert(dim + 1, 0)
         node = builder.emit(aten.permute.default, node, order)
     padded = num_ranks * block
-    if cut.pad:
+    if cut.pad or cut.order == "zigzag":
         rows = _split(sizes, dim, (cut.outer, padded, inner))
         node = builder.emit(aten.reshape.default, node, rows)
+    if cut.order == "zigzag":
+        node = natural_order(builder, node, dim + 1, num_ranks)
+    if cut.pad:
         node = builder.emit(aten.slice.Tensor, node, dim + 1, 0, cut.atom)
     return builder.emit(aten.reshape.default, node, _split(sizes, dim, (global_size,)))
+
+
+def natural_order(builder: ProgramBuilder, node: Node, dim: int, num_ranks: int) -> Node:
+    """Rows of all ranks side by side, each rank's in zigzag order -> rows by position."""
+    sizes = _sizes(node)
+    chunk = sizes[dim] // (2 * num_ranks)
+    node = builder.emit(aten.reshape.default, node, _split(sizes, dim, (num_ranks, 2, chunk)))
+    lower = builder.emit(aten.select.int, node, dim + 1, 0)
+    upper = builder.emit(aten.select.int, node, dim + 1, 1)
+    upper = builder.emit(aten.flip.default, upper, [dim])
+    node = builder.emit(aten.cat.default, [lower, upper], dim)
+    return builder.emit(aten.reshape.default, node, list(sizes))
+
+
+def zigzag_order(builder: ProgramBuilder, node: Node, dim: int, num_ranks: int) -> Node:
+    """The reverse of :func:`natural_order`."""
+    sizes = _sizes(node)
+    chunk = sizes[dim] // (2 * num_ranks)
+    node = builder.emit(aten.reshape.default, node, _split(sizes, dim, (2, num_ranks, chunk)))
+    lower = builder.emit(aten.select.int, node, dim, 0)
+    upper = builder.emit(aten.select.int, node, dim, 1)
+    upper = builder.emit(aten.flip.default, upper, [dim])
+    node = builder.emit(aten.stack.default, [lower, upper], dim + 1)
+    return builder.emit(aten.reshape.default, node, list(sizes))
 
 
 def _all_gather(builder: ProgramBuilder, value: Value, source: Shard) -> Node:

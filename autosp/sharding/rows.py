@@ -39,9 +39,8 @@ def valid_rows(op: Operation, value: Value, cut: Shard) -> Node:
     """
     if not cut.pad:
         return value.node
-    _check_order(cut)
     block = cut.block(op.num_ranks)
-    kept = min(max(cut.atom - op.builder.rank * block, 0), block)
+    kept = cut.num_valid(op.builder.rank, op.num_ranks)
     inner, dim = inner_rows(value, cut), cut.dim
     if cut.outer == 1:
         return op.emit(aten.slice.Tensor, value, dim, 0, kept * inner)
@@ -105,10 +104,11 @@ def per_rank(op: Operation, local: Node, dim: int, reason: str) -> Value:
 
 
 def _positions_in_atom(op: Operation, value: Value, cut: Shard) -> Node:
-    _check_order(cut)
-    block = cut.block(op.num_ranks)
-    start = op.builder.rank * block
-    return _range(op, value, start, start + block)
+    pieces = [
+        _range(op, value, rows.start, rows.stop)
+        for rows in cut.pieces(op.builder.rank, op.num_ranks)
+    ]
+    return pieces[0] if len(pieces) == 1 else op.emit(aten.cat.default, pieces)
 
 
 def _range(op: Operation, value: Value, start: int, end: int) -> Node:
@@ -119,8 +119,3 @@ def _on_dim(value: Value, dim: int) -> list[int]:
     shape = [1] * len(value.shape)
     shape[dim] = -1
     return shape
-
-
-def _check_order(cut: Shard) -> None:
-    if cut.order != "contiguous":
-        raise NoRule(f"rows in {cut.order} order")

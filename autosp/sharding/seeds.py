@@ -16,8 +16,8 @@ from torch.fx import Graph, Node
 from autosp.capture import GraphInput
 from autosp.errors import ShardingError
 from autosp.graph import is_operator, shape_of
-from autosp.placement import Shard
-from autosp.sharding.attention import ATTENTION, SEQUENCE_DIM
+from autosp.placement import BlockOrder, Shard, padding_of
+from autosp.sharding.attention_plan import ATTENTION, SEQUENCE_DIM
 from autosp.sharding.handwritten import handwritten_scores
 from autosp.sharding.trace_dim import TracedDim, sources_of_dim
 
@@ -41,14 +41,11 @@ class Seed:
     def length(self) -> int:
         return self.along.size
 
-    def cut(self, num_ranks: int) -> Shard:
-        return sequence_cut(self.along, num_ranks)
 
-
-def sequence_cut(along: TracedDim, num_ranks: int) -> Shard:
+def sequence_cut(along: TracedDim, num_ranks: int, order: BlockOrder) -> Shard:
     """The sequence dim in equal blocks, padded at its end where it must be."""
-    pad = -along.size % num_ranks
-    return Shard(along.dim, along.size, along.outer, pad, label=SEQUENCE_LABEL)
+    pad = padding_of(along.size, num_ranks, order)
+    return Shard(along.dim, along.size, along.outer, pad, order, SEQUENCE_LABEL)
 
 
 @dataclass(slots=True)

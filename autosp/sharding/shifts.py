@@ -39,7 +39,7 @@ def slice_cut(op: Operation, source: Value, start: int, step: int) -> Value:
         return source
     if kept == 0:
         raise NoRule("an empty slice")
-    if start == 0 and step == 1 and is_plain(source, cut):
+    if start == 0 and step == 1 and cut.outer == 1 and cut.atom == size:
         tail = Shard(cut.dim, kept, 1, cut.pad + size - kept, cut.order, cut.label)
         return op.result(source.node, tail)
     if kept < num_ranks and source.dtype != torch.bool:
@@ -109,7 +109,8 @@ def check_plain(source: Value) -> None:
     """Raise :class:`NoRule` where rows that follow each other lie on far-off ranks."""
     cut = cut_of(source)
     if not is_plain(source, cut):
-        raise NoRule(f"rows of a strided cut {cut} would move")
+        kind = "strided" if cut.order == "contiguous" else cut.order
+        raise NoRule(f"rows of a {kind} cut {cut} would move")
 
 
 def blocks_of(cut: Shard, size: int, block: int, num_ranks: int) -> Shard:

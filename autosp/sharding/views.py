@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from autosp.placement import REPLICATE, Placement, Shard, local_shape
+from autosp.placement import REPLICATE, Placement, Shard, local_shape, padding_of
 from autosp.sharding.builder import Value
 from autosp.sharding.formula import Formula, RuleOrFormula
 from autosp.sharding.operation import NoRule, Operation, normalise_dim
@@ -47,7 +47,8 @@ def reshaped_cut(old: tuple[int, ...], new: tuple[int, ...], cut: Shard, num_ran
             rows = size // outer
             if rows % cut.atom == 0:
                 return Shard(dim, cut.atom, outer, cut.pad, cut.order, cut.label)
-            if not cut.pad and rows % num_ranks == 0 and (cut.atom * inner) % rows == 0:
+            whole_blocks = padding_of(rows, num_ranks, cut.order) == 0
+            if not cut.pad and whole_blocks and (cut.atom * inner) % rows == 0:
                 return Shard(dim, rows, outer, 0, cut.order, cut.label)
             break
         passed *= size

@@ -110,7 +110,7 @@ def test_one_rank_needs_no_collective() -> None:
 
 def test_head_counts_that_cannot_work_name_the_degrees_that_can() -> None:
     with pytest.raises(HeadCountError, match=r"SP degree 3 .* 8 query heads .*1, 2, 4, 8"):
-        dry_run_sample("llama", sp=3, seq=64)
+        dry_run_sample("llama", sp=3, seq=64, attention="ulysses")
 
 
 def test_a_graph_break_names_the_users_line() -> None:
@@ -143,7 +143,7 @@ def test_a_model_without_attention_is_refused() -> None:
 def test_a_dry_run_that_fails_is_closed_in_the_trace() -> None:
     recorder = ListRecorder()
     with pytest.raises(HeadCountError):
-        dry_run(request_for("llama", sp=3, seq=64), recorder=recorder)
+        dry_run(request_for("llama", sp=3, seq=64, attention="ulysses"), recorder=recorder)
     last = recorder.events[-1]
     assert isinstance(last, RunFinished) and last.status == "failed"
     assert "SP degree 3" in last.message

@@ -115,10 +115,14 @@ def test_llama_with_few_kv_heads(num_kv_heads):
     is_right(llama(num_kv_heads=num_kv_heads), num_ranks=4, input_ids=tokens(), labels=tokens())
 
 
-def test_llama_with_one_head_is_refused_with_the_degrees_that_fit():
+def test_llama_with_one_head_runs_in_a_ring():
+    is_right(llama(num_heads=1, num_kv_heads=1), input_ids=tokens(), labels=tokens())
+
+
+def test_llama_with_one_head_and_a_mask_is_refused_with_the_degrees_that_fit():
     with pytest.raises(HeadCountError, match="1 query heads and 1 key/value heads") as caught:
-        is_right(llama(num_heads=1, num_kv_heads=1), input_ids=tokens(), labels=tokens())
-    assert "Ulysses can use SP degree 1" in str(caught.value)
+        is_right(llama(num_heads=1, num_kv_heads=1), **padded("left"))
+    assert "Ulysses can use SP degree 1. No ring instead: a ring takes" in str(caught.value)
 
 
 def test_llama_with_a_length_that_the_ranks_do_not_divide():

@@ -100,14 +100,14 @@ def test_an_all_to_all_that_mixes_up_the_ranks(monkeypatch):
 
 
 def test_kv_heads_given_to_the_wrong_ranks(monkeypatch):
-    repeat = attention._one_head_per_rank
+    repeat = attention.one_head_per_rank
 
-    def shuffled(op, tensor):
-        value = repeat(op, tensor)
+    def shuffled(op, tensor, num_ranks):
+        value = repeat(op, tensor, num_ranks)
         flipped = op.emit(aten.flip.default, value, [1])
         return attention.Value(flipped, value.placement, value.shape)
 
-    monkeypatch.setattr(attention, "_one_head_per_rank", shuffled)
+    monkeypatch.setattr(attention, "one_head_per_rank", shuffled)
     assert first_wrong(SmallModel(num_kv_heads=2)).name == "scaled_dot_product_attention"
 
 

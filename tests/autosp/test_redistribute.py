@@ -9,11 +9,19 @@ from hypothesis import strategies as st
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx import Graph, GraphModule
 
+from autosp.blocks import cut_blocks
 from autosp.graph import TAG_KEY, LocalTag, collective_kind, local_tag
 from autosp.mesh import Mesh
-from autosp.oracle.combine import combine_cotangents, combine_values, cut_blocks
+from autosp.oracle.combine import combine_cotangents, combine_values
 from autosp.oracle.lockstep import run_ranks
-from autosp.placement import PARTIAL_SUM, REPLICATE, Shard, local_shape, shard_dim
+from autosp.placement import (
+    PARTIAL_SUM,
+    REPLICATE,
+    Shard,
+    local_shape,
+    padding_of,
+    shard_dim,
+)
 from autosp.sharding.builder import ProgramBuilder, Value
 from autosp.sharding.redistribute import CannotRedistribute, redistribute
 
@@ -112,6 +120,32 @@ def test_strided_cuts_of_flattened_dims(outer, atom, inner, num_ranks):
     assert check(REPLICATE, strided, shape, num_ranks) == []
     assert check(strided, REPLICATE, shape, num_ranks) == ["all_gather"]
     assert check(strided, cut(1, num_ranks, shape), shape, num_ranks) == ["all_to_all"]
+
+
+def zigzag(dim, num_ranks, shape=SHAPE):
+    pad = padding_of(shape[dim], num_ranks, "zigzag")
+    return Shard(dim, shape[dim], pad=pad, order="zigzag")
+
+
+@pytest.mark.parametrize("num_ranks", [2, 3, 4])
+def test_rows_in_zigzag_order_take_the_same_collectives(num_ranks):
+    for shape in (SHAPE, (2, 7, 5)):
+        sequence, heads = zigzag(1, num_ranks, shape), cut(2, num_ranks, shape)
+        assert check(REPLICATE, sequence, shape, num_ranks) == []
+        assert check(sequence, REPLICATE, shape, num_ranks) == ["all_gather"]
+        assert check(PARTIAL_SUM, sequence, shape, num_ranks) == ["reduce_scatter"]
+        assert check(sequence, heads, shape, num_ranks) == ["all_to_all"]
+        assert check(heads, sequence, shape, num_ranks) == ["all_to_all"]
+        assert check(sequence, cut(1, num_ranks, shape), shape, num_ranks) == ["all_gather"]
+
+
+def test_strided_cuts_in_zigzag_order():
+    for outer, atom, inner, num_ranks in ((2, 8, 1, 4), (3, 5, 2, 2), (1, 3, 4, 3)):
+        shape = (outer * atom * inner, num_ranks)
+        strided = Shard(0, atom, outer, padding_of(atom, num_ranks, "zigzag"), "zigzag")
+        assert check(REPLICATE, strided, shape, num_ranks) == []
+        assert check(strided, REPLICATE, shape, num_ranks) == ["all_gather"]
+        assert check(strided, cut(1, num_ranks, shape), shape, num_ranks) == ["all_to_all"]
 
 
 def test_a_cut_whose_tail_became_padding_is_gathered_without_it():

@@ -117,7 +117,7 @@ def test_a_single_head_run_in_three_dims_gathers():
 
 def test_head_counts_that_do_not_fit_name_those_that_do():
     with pytest.raises(HeadCountError) as caught:
-        prove(SmallModel(), cases=((1, 10, 5),))
+        prove(SmallModel(), cases=((1, 10, 5),), attention="ulysses")
     assert "SP degree 5" in str(caught.value)
     assert "1, 2, 3, 4, 6, 12" in str(caught.value)
     assert "programs.py:" in str(caught.value)

@@ -60,6 +60,22 @@ def test_options_reach_the_compilation(cli: CommandLine) -> None:
     assert data["config"].items() >= expected.items()
 
 
+def test_the_form_of_attention_is_chosen_and_shown(cli: CommandLine, tmp_path: Path) -> None:
+    trace = tmp_path / "ring.autosp"
+    cli("record", SAMPLES / "llama.py", *TINY, "--sp", "4", "--attention", "ring", "-o", trace)
+    assert cli("summary", trace, "--json").json["config"]["attention"] == "ring"
+    (first, *_) = cli("decisions", trace, "--topic", "attention", "--json").json["decisions"]
+    assert first["chosen"] == "ring of 4 ranks, all 8 query heads on each"
+    work = cli("decisions", trace, "--topic", "ring-work").out
+    assert "zigzag order: 520, 520, 520, 520" in work
+    steps = cli("decisions", trace, "--topic", "ring-steps").out
+    assert "4 steps, 0 skipped" in steps
+    sends = cli("collectives", trace, "--json").json["collectives"]
+    assert {c["kind"] for c in sends if "ring step" in c["reason"]} == {"send_recv"}
+    tiles = cli("nodes", trace, "--graph", "forward", "--json").json["nodes"]
+    assert any("with 16 keys of ring rank 3" in node["reason"] for node in tiles)
+
+
 def test_the_summary_says_how_to_keep_the_trace(cli: CommandLine) -> None:
     out = cli(SAMPLES / "gpt.py", *TINY, "--sp", "2").out
     command = f"autosp-inspect record {SAMPLES / 'gpt.py'} --sp 2 --seq 64 --arg tiny=true"

@@ -182,7 +182,8 @@ def test_a_graph_break_names_the_users_line(cli: CommandLine, tmp_path: Path) ->
 
 
 def test_heads_that_do_not_fit_say_which_degrees_do(cli: CommandLine) -> None:
-    outcome = cli(GPT, "--arg", "tiny=true", "--seq", "60", "--sp", "3")
+    options = ("--arg", "tiny=true", "--seq", "60", "--sp", "3", "--attention", "ulysses")
+    outcome = cli(GPT, *options)
     assert_one_clear_line(outcome, "SP degree 3", "8 query heads", "1, 2, 4, 8")
 
 

@@ -10,7 +10,7 @@ import torch
 from hypothesis import strategies as st
 from torch import Tensor
 
-from autosp.sharding.attention import legal_sp_degrees
+from autosp.sharding.attention_plan import legal_sp_degrees
 from tests.support.generated_operators import OPERATORS, Draw, Operator
 from tests.support.generated_program import (
     INDEX_MASKS,

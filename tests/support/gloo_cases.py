@@ -135,11 +135,11 @@ def backend_entry_at_two_lengths() -> dict[str, float]:
     return errors
 
 
-def logits_are_whole_when_read() -> dict[str, Any]:
+def logits_are_whole_when_read(**options: Any) -> dict[str, Any]:
     model = SmallModel(loss=loss_and_logits)
     ids, labels = tokens(2, 7)
     _, expected = model(ids, labels)
-    _, logits = autosp.compile(model, inner="eager")(ids, labels)
+    _, logits = autosp.compile(model, inner="eager", **options)(ids, labels)
     shape = tuple(logits.shape)
     return {"shape": shape, "error": float((logits - expected).abs().max().detach())}
 
@@ -163,8 +163,8 @@ def backward_through_detached_logits() -> str:
     return "no error"
 
 
-def loss_outside_on_gathered_logits() -> float:
-    return _loss_outside(lambda model: autosp.compile(model, inner="eager"))
+def loss_outside_on_gathered_logits(**options: Any) -> float:
+    return _loss_outside(lambda model: autosp.compile(model, inner="eager", **options))
 
 
 def _loss_outside(compile_model: Callable[[torch.nn.Module], Any]) -> float:
@@ -193,10 +193,10 @@ def loss_compiled_inside() -> dict[str, float]:
     return {"loss": abs(float(loss - expected)), "gradients": difference}
 
 
-def evaluation_without_gradients() -> float:
+def evaluation_without_gradients(**options: Any) -> float:
     model = SmallModel(loss=logits_of)
     ids, labels = tokens(2, 7)
-    compiled = autosp.compile(model, inner="eager")
+    compiled = autosp.compile(model, inner="eager", **options)
     with torch.no_grad():
         return float((compiled(ids, labels) - model(ids, labels)).abs().max())
 
@@ -290,7 +290,9 @@ class Broken(torch.nn.Module):
         return loss + 0.1 * torch.logsumexp(logits, -1).square().mean()
 
 
-def broken_program(read: Callable[[torch.Tensor], None] | None = None) -> dict[str, Any]:
+def broken_program(
+    read: Callable[[torch.Tensor], None] | None = None, **options: Any
+) -> dict[str, Any]:
     """Pieces of a broken program, with how many gathers happened between them."""
     from autosp.runtime import gathered
 
@@ -307,7 +309,7 @@ def broken_program(read: Callable[[torch.Tensor], None] | None = None) -> dict[s
     reference = gradients_of(model)
     model.zero_grad()
     recorder = ListRecorder()
-    compiled = autosp.compile(model, inner="eager", allow_breaks=True, recorder=recorder)
+    compiled = autosp.compile(model, inner="eager", allow_breaks=True, recorder=recorder, **options)
     gathered.gather_blocks = counting
     try:
         loss = compiled(ids, labels)

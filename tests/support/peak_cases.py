@@ -27,6 +27,7 @@ class PeakCase:
     where: str
     partitioner: Partitioner = "min_cut"
     optimizer: OptimizerModel = NO_OPTIMIZER
+    attention: str = "auto"
 
     def inputs(self) -> dict[str, torch.Tensor]:
         tokens = torch.randint(0, self.vocab, (self.batch, self.length))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import torch
 from torch import nn
 
 from tests.support.peak_cases import (
@@ -91,3 +92,41 @@ ON_FOUR_RANKS: tuple[PeakCase, ...] = (
         "softmax",
     ),
 )
+
+
+class MostlyAttention(nn.Module):
+    """Wide keys and values between narrow rows: the peak is in the attention."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(16, 8)
+        self.queries, self.keys, self.values = (nn.Linear(8, 256) for _ in range(3))
+        self.out = nn.Linear(256, 8)
+
+    def forward(self, input_ids: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        del labels
+        x = self.embedding(input_ids)
+        q, k, v = (
+            project(x).unflatten(-1, (4, 64)).transpose(1, 2)
+            for project in (self.queries, self.keys, self.values)
+        )
+        y = nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+        return self.out(y.transpose(1, 2).flatten(2)).square().mean()
+
+
+IN_A_RING: tuple[PeakCase, ...] = (
+    PeakCase(
+        "between the sends", lambda: MostlyAttention(), 1, 1024, 16, "flash", attention="ring"
+    ),
+    PeakCase(
+        "llama, bf16, default partition, length not divisible",
+        lambda: small_llama(vocab=16, dtype="bfloat16", hidden=16, width=64),
+        2,
+        511,
+        16,
+        "backward",
+        "default",
+        attention="ring",
+    ),
+)
+"""On two ranks."""

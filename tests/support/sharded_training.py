@@ -145,6 +145,7 @@ def profile_sharded_training(
         autosp.Mesh(sp=num_ranks),
         inner=SettledEager(),
         partitioner=PARTITIONERS[case.partitioner],
+        attention=case.attention,
     )
     compiled: Callable[..., Any] = torch.compile(
         model, backend=backend, fullgraph=True, dynamic=False

@@ -53,6 +53,7 @@ def compile_to_trace(
         optimizer=layout.optimizer,
         partitioner=layout.partitioner,
         backend=layout.backend,
+        attention=layout.attention,
         allow_breaks=layout.allow_breaks,
     )
     with TraceRecorder(path) as recorder, user_environment(loaded), _user_errors(loaded):
@@ -95,6 +96,7 @@ def _options(layout: Layout, loaded: LoadedTarget) -> dict[str, object]:
         "optimizer": layout.optimizer,
         "partitioner": layout.partitioner,
         "backend": layout.backend,
+        "attention": layout.attention,
         "allow_breaks": layout.allow_breaks,
         "gpu": layout.gpu,
         "gpus_per_node": layout.gpus_per_node,

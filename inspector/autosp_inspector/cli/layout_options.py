@@ -10,6 +10,7 @@ from typing import Any
 import click
 from click.core import ParameterSource
 
+from autosp.attention_choice import ATTENTION_CHOICES, AttentionChoice
 from autosp_inspector.cli.number_types import (
     MAX_BATCH,
     MAX_RANKS,
@@ -41,6 +42,7 @@ class Layout:
     backend: str
     optimizer: str
     partitioner: str
+    attention: AttentionChoice
     allow_breaks: bool
     arguments: tuple[tuple[str, str], ...]
     given: tuple[str, ...]
@@ -132,6 +134,15 @@ def layout_parameters() -> list[click.Parameter]:
             default="min-cut",
             show_default=True,
             help="How the joint graph is cut: recompute what is cheap and save less, or save all.",
+        ),
+        click.Option(
+            ["--attention"],
+            type=click.Choice(ATTENTION_CHOICES),
+            default="auto",
+            show_default=True,
+            help="How attention meets the whole sequence: deal heads out to the ranks (ulysses), "
+            "pass keys and values round them (ring), or both (hybrid). auto: ulysses where the "
+            "heads allow it, else what sends least.",
         ),
         click.Option(
             ["--allow-breaks"],

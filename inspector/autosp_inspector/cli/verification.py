@@ -52,6 +52,7 @@ def run_verification(
         dtype=values["dtype"],
         inner=INNER_COMPILERS[values["backend"]],
         partitioner=values["partitioner"],
+        attention=values["attention"],
         allow_breaks=values["allow_breaks"],
         steps=values["steps"],
     )

@@ -20,7 +20,7 @@ from autosp_inspector.target.errors import TargetError
 from autosp_inspector.target.specification import TraceFiles, recognise
 
 MAX_PROCESSES = 16
-_LAYOUT_OPTIONS = ("backend", "partitioner", "allow_breaks", "arguments")
+_LAYOUT_OPTIONS = ("backend", "partitioner", "attention", "allow_breaks", "arguments")
 """Layout options that mean something for a small run on the CPU."""
 
 
