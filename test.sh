@@ -3,7 +3,7 @@
 set -euo pipefail
 
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
-"$root/scripts/setup.sh" samples dev
+"$root/scripts/setup.sh" samples dev deepspeed
 cd "$root"
 # The tests start several processes each with its own threads: one thread each is fastest.
 export OMP_NUM_THREADS=${OMP_NUM_THREADS:-1}

@@ -7,10 +7,19 @@
 #
 # TARGET and its options are those of `autosp-inspect record`; the default is
 #     samples/gpt.py --sp 4 --seq 8192 --gpu a100-80gb
+# The trace is runs/try.autosp, the picture runs/try.svg.
 set -euo pipefail
 
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
+usage() { sed -n '2,/^set /{/^set /d;s/^# \{0,1\}//;p}' "${BASH_SOURCE[0]}"; }
+
 open_tui=yes
+case "${1:-}" in
+-h | --help)
+    usage
+    exit 0
+    ;;
+esac
 if [ "${1:-}" = --no-tui ]; then
     open_tui=no
     shift

@@ -17,17 +17,30 @@ from autosp.mesh import Mesh
 
 if TYPE_CHECKING:
     from autosp.runtime.groups import average_gradients
+    from autosp.runtime.samplers import data_parallel_sampler
     from autosp.torch_backend import backend, compile
 
 __version__ = "0.1.0"
 
-__all__ = ["AutoSPError", "Mesh", "average_gradients", "backend", "compile"]
+__all__ = [
+    "AutoSPError",
+    "Mesh",
+    "average_gradients",
+    "backend",
+    "compile",
+    "data_parallel_sampler",
+]
 
 _HOMES = {
     "backend": "autosp.torch_backend",
     "compile": "autosp.torch_backend",
     "average_gradients": "autosp.runtime.groups",
+    "data_parallel_sampler": "autosp.runtime.samplers",
 }
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
 
 
 def __getattr__(name: str) -> Any:

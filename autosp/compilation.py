@@ -25,6 +25,7 @@ from autosp.checkpoint_regions import no_states_of_unused_generators, tag_region
 from autosp.checkpoint_report import decide_regions
 from autosp.collective_order import collectives_stay_apart
 from autosp.cost.step import CompiledStep
+from autosp.derived_placements import label_placements
 from autosp.events import Finding, GraphSnapshot
 from autosp.graph import is_view, is_write, output_node, tensor_of
 from autosp.inner import InnerCompiler
@@ -252,6 +253,7 @@ def compile_graphs(
         joint: GraphModule, joint_inputs: Sequence[Any], **options: Any
     ) -> tuple[GraphModule, GraphModule]:
         graphs.joint = joint
+        _label(compilation, joint)
         _snapshot(compilation, "joint", joint, state.index)
         state.close()
         description = "split the joint graph: what is saved, what is recomputed"
@@ -278,6 +280,7 @@ def compile_graphs(
     def inference(module: GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
         graphs.forward, graphs.backward = module, None
         graphs.num_forward_outputs = len(tree_leaves(output_node(module.graph).args[0]))
+        _label(compilation, module)
         _snapshot(compilation, "forward", module, state.index)
         state.close()
         if inner is None:
@@ -334,6 +337,12 @@ class _PassState:
 
     def close(self) -> None:
         self.__exit__(None, None, None)
+
+
+def _label(compilation: RankCompilation, derived: GraphModule) -> None:
+    """Placements are for observers; the partition carries them on to its two graphs."""
+    if compilation.context.wants_graphs:
+        label_placements(derived, compilation.sharded.program, compilation.view.num_ranks)
 
 
 def _snapshot(compilation: RankCompilation, name: Any, module: GraphModule, index: int) -> None:

@@ -128,7 +128,9 @@ class NodeRecord(NamedTuple):
     ``placement`` is the notation of design section 3 (``S(1:seq)``, ``R``, ``P(sum)``);
     None before sharding and where it does not apply. ``global_shape`` is the shape in
     the user's model, ``local_shape`` what one rank holds; for a node that exists only
-    on a rank (pack, collective) ``global_shape`` is None.
+    on a rank (pack, collective) ``global_shape`` is None. A node of a derived graph has
+    both where they follow from the per-rank program, else neither; a gradient's placement
+    is the dual of its value's, ``P(avg)`` for a whole value.
     """
 
     name: str
@@ -149,7 +151,8 @@ class NodeRecord(NamedTuple):
     module_class: str = ""
     source: SourceLocation | None = None
     origins: tuple[str, ...] = ()
-    """Names of the ``program`` nodes this node comes from (lineage)."""
+    """Names of the ``program`` nodes this node comes from (lineage): the user's, then, for a
+    node of a derived graph, that of the per-rank program where it has another name."""
     saved: bool = False
     """Kept from the forward for the backward."""
     recomputed: bool = False

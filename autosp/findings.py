@@ -25,6 +25,7 @@ code                         severity  meaning
 ``nothing-to-train``         error     no parameter needs a gradient: there is no backward
 ``graph-break``              warning   dynamo ended a piece of the program here (allowed)
 ``does-not-fit``             error     the estimated peak exceeds the device's memory
+``close-to-capacity``        warning   the estimated peak is within a fifth of it
 ===========================  ========  =================================================
 """
 
@@ -41,7 +42,7 @@ from autosp.checks.subject import Subject
 from autosp.checks.whole_tensors import check_square_tensors, check_whole_tensors
 from autosp.compilation import RankCompilation
 from autosp.estimate import StepEstimate
-from autosp.events import Finding
+from autosp.events import EstimateSummary, Finding
 
 
 def check_compilation(
@@ -61,6 +62,8 @@ def check_compilation(
         yield _nothing_to_train()
     if estimate is not None and estimate.summary.fits is False:
         yield _does_not_fit(estimate)
+    if estimate is not None and is_close(estimate.summary):
+        yield _close_to_capacity(estimate)
 
 
 def _nothing_to_train() -> Finding:
@@ -69,6 +72,28 @@ def _nothing_to_train() -> Finding:
         severity="error",
         message="the loss depends on no parameter that needs a gradient: there is no backward",
         hint="Look for torch.no_grad() or requires_grad_(False) around the whole model",
+    )
+
+
+def is_close(summary: EstimateSummary) -> bool:
+    """Whether what is not modelled decides if the step fits the device."""
+    return summary.capacity_bytes is not None and summary.fits is None
+
+
+def _close_to_capacity(estimate: StepEstimate) -> Finding:
+    summary = estimate.summary
+    capacity = summary.capacity_bytes or 1
+    return Finding(
+        code="close-to-capacity",
+        severity="warning",
+        message=f"the estimated live peak of {summary.peak_live_bytes / 2**30:.1f} GiB is "
+        f"{summary.peak_live_bytes / capacity:.0%} of the device's {capacity / 2**30:.1f} GiB: "
+        "whether it fits depends on what is not modelled",
+        node=summary.peak_node,
+        module=summary.peak_module,
+        source=summary.peak_source,
+        hint="Make it smaller (--sp, --seq, --zero), or run a step: allocator, context and "
+        "communication buffers come on top",
     )
 
 

@@ -104,6 +104,11 @@ def is_unclassified_collective(node: Node) -> bool:
     )
 
 
+def is_backward(node: Node) -> bool:
+    """Whether a node of a joint graph computes gradients, or is a tangent."""
+    return node.meta.get("partitioner_tag") == "is_backward"
+
+
 def is_wait(node: Node) -> bool:
     return is_operator(node, functional.wait_tensor.default)
 

@@ -1,8 +1,8 @@
 """Placements: how a tensor of the user's model is laid out over one mesh axis.
 
-``Replicate``: every rank holds the whole tensor. ``Partial``: the tensor is the sum of
-what the ranks hold. ``Shard``: a dim is cut. A tensor has one placement per mesh axis
-that the compiler shards over.
+``Replicate``: every rank holds the whole tensor. ``Partial``: the tensor is the sum (a
+gradient: the mean) of what the ranks hold. ``Shard``: a dim is cut. A tensor has one
+placement per mesh axis that the compiler shards over.
 
 A sharded dim of size ``outer * atom * inner`` is seen as ``(outer, atom, inner)``; the
 *atom* is cut into ``P`` equal blocks after ``pad`` rows were appended to it. This one
@@ -36,9 +36,13 @@ class Replicate:
 
 @dataclass(frozen=True, slots=True)
 class Partial:
-    """The tensor is the reduction, over the axis, of what the ranks hold."""
+    """The tensor is the reduction, over the axis, of what the ranks hold.
 
-    op: Literal["sum"] = "sum"
+    ``avg`` is for gradients alone: under the mean convention each rank holds its part of the
+    gradient of a whole tensor, and the mean over the ranks is still to come.
+    """
+
+    op: Literal["sum", "avg"] = "sum"
 
     def __str__(self) -> str:
         return f"P({self.op})"
@@ -84,6 +88,7 @@ class Shard:
 Placement = Replicate | Partial | Shard
 REPLICATE = Replicate()
 PARTIAL_SUM = Partial("sum")
+PARTIAL_AVG = Partial("avg")
 
 
 def shard_dim(dim: int, size: int, num_ranks: int, *, outer: int = 1, label: str = "") -> Shard:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from math import prod
+from dataclasses import dataclass
 
 import torch
 from torch.fx import GraphModule, Node
 
 from autosp.capture import GraphInput
+from autosp.derived_placements import dual, placed_of
 from autosp.events import (
     CollectiveRecord,
     GraphName,
@@ -22,6 +22,7 @@ from autosp.events import (
 from autosp.graph import (
     LocalTag,
     collective_kind,
+    is_backward,
     is_wait,
     local_origin,
     local_tag,
@@ -29,13 +30,13 @@ from autosp.graph import (
     source_location,
     tensor_of,
 )
-from autosp.placement import Placement, Replicate, Shard, local_shape
-from autosp.sharding.operation import NoRule
+from autosp.placement import PARTIAL_SUM, REPLICATE, Placement, Replicate
 from autosp.sharding.propagate import LocalValue
-from autosp.sharding.views import reshaped_cut
 
 _SWAPPED: dict[NodeRole, NodeRole] = {"pack": "unpack", "unpack": "pack"}
 """The derivative of a pack is an unpack, and the other way round."""
+_DUALS = {str(p): str(dual(p)) for p in (REPLICATE, PARTIAL_SUM)}
+"""Placement of a value -> that of its cotangent, where it is another one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,10 +52,6 @@ class ProgramView:
     inputs: Mapping[str, tuple[str, ...]]
     """User node -> the user nodes it reads."""
     num_ranks: int
-    inherited: dict[tuple[str, tuple[int, ...]], tuple[str | None, tuple[int, ...] | None]] = field(
-        default_factory=dict
-    )
-    """(User node, local sizes) of a derived node -> placement and global shape, once found."""
 
     @staticmethod
     def of(
@@ -181,20 +178,26 @@ def snapshot_derived(
 def phase_of(node: Node, graph_name: GraphName) -> Phase:
     if graph_name != "joint":
         return "backward" if graph_name == "backward" else "forward"
-    return "backward" if node.meta.get("partitioner_tag") == "is_backward" else "forward"
+    return "backward" if is_backward(node) else "forward"
 
 
 def tag_of(node: Node, view: ProgramView) -> LocalTag | None:
-    """The tag of the per-rank program's node that a derived node comes from.
+    """The tag of the per-rank program's node that a derived node comes from."""
+    name = rank_origin(node)
+    return view.tags.get(name) if name else None
+
+
+def rank_origin(node: Node) -> str | None:
+    """Name of the per-rank program's node that a derived node comes from.
 
     Sums of gradients that autograd adds have no counterpart: they belong to their last input.
     """
     name = local_origin(node)
     if name is None and node.op == "placeholder":
-        name = node.name
+        return node.name
     if name is None and node.op == "call_function":
-        name = next((n for i in reversed(node.all_input_nodes) if (n := local_origin(i))), None)
-    return view.tags.get(name) if name else None
+        return next((n for i in reversed(node.all_input_nodes) if (n := local_origin(i))), None)
+    return name
 
 
 def _derived_node(
@@ -208,7 +211,7 @@ def _derived_node(
     origin = tag.origin if tag else ""
     module, module_class, source = view.locations.get(origin) or _location(node)
     tensor = tensor_of(node)
-    placement, global_shape = _inherited_placement(tensor, origin, view)
+    placed = placed_of(node)
     return NodeRecord(
         name=node.name,
         op=node.op,
@@ -217,74 +220,26 @@ def _derived_node(
         role=_derived_role(node, tag, phase),
         phase=phase,
         dtype=_dtype(tensor),
-        global_shape=global_shape,
+        global_shape=None if placed is None else placed.shape,
         local_shape=_shape(tensor),
-        placement=placement,
+        placement=None if placed is None else str(placed.placement),
         local_bytes=_num_bytes(tensor),
         module=module,
         module_class=module_class,
         source=source,
-        origins=(origin,) if origin else (),
+        origins=_origins(node, tag),
         saved=node.name in saved,
         recomputed=node.name in recomputed,
         reason=tag.reason if tag else "",
     )
 
 
-def _inherited_placement(
-    tensor: torch.Tensor | None, origin: str, view: ProgramView
-) -> tuple[str | None, tuple[int, ...] | None]:
-    """A derived node lies as its origin's value, or an input of it, does.
-
-    The local shape must be that value's, or a reshape of it that keeps the blocks together
-    (matrix products flatten ``[B, S, D]`` to ``[B*S, D]``).
-    """
-    if tensor is None:
-        return None, None
-    key = (origin, tuple(tensor.shape))
-    known = view.inherited.get(key)
-    if known is None:
-        known = view.inherited[key] = _find_placement(key[1], origin, view)
-    return known
-
-
-def _find_placement(
-    sizes: tuple[int, ...], origin: str, view: ProgramView
-) -> tuple[str | None, tuple[int, ...] | None]:
-    for name in (origin, *view.inputs.get(origin, ())):
-        placed = view.placed.get(name)
-        if placed is None:
-            continue
-        placement, shape = placed
-        if local_shape(shape, placement, view.num_ranks) == sizes:
-            return str(placement), shape
-        reshaped = _reshaped_placement(sizes, placement, shape, view.num_ranks)
-        if reshaped is not None:
-            return str(reshaped[0]), reshaped[1]
-    return None, None
-
-
-def _reshaped_placement(
-    sizes: tuple[int, ...], placement: Placement, shape: tuple[int, ...], num_ranks: int
-) -> tuple[Shard, tuple[int, ...]] | None:
-    """The cut of a tensor of ``shape`` seen in a reshape whose local sizes are ``sizes``."""
-    if not isinstance(placement, Shard):
-        return None
-    local = local_shape(shape, placement, num_ranks)
-    if prod(local) != prod(sizes):
-        return None
-    whole, rows = shape[placement.dim], local[placement.dim]
-    for dim, size in enumerate(sizes):
-        if size * whole % rows:
-            continue
-        candidate = (*sizes[:dim], size * whole // rows, *sizes[dim + 1 :])
-        try:
-            cut = reshaped_cut(shape, candidate, placement, num_ranks)
-        except NoRule:
-            continue
-        if local_shape(candidate, cut, num_ranks) == sizes:
-            return cut, candidate
-    return None
+def _origins(node: Node, tag: LocalTag | None) -> tuple[str, ...]:
+    """The user's node, and the per-rank program's where that has another name."""
+    if tag is None:
+        return ()
+    name = rank_origin(node)
+    return (tag.origin,) if name is None or name == tag.origin else (tag.origin, name)
 
 
 def _derived_role(node: Node, tag: LocalTag | None, phase: Phase) -> NodeRole:
@@ -295,8 +250,8 @@ def _derived_role(node: Node, tag: LocalTag | None, phase: Phase) -> NodeRole:
     if is_wait(node):
         return "wait"
     role = tag.role if tag else "compute"
-    if role in ("collective", "wait"):
-        return "compute"
+    if role in ("collective", "wait"):  # a copy that the derivative of a collective makes
+        return "pack" if any(collective_kind(user) for user in node.users) else "compute"
     return _SWAPPED.get(role, role) if phase == "backward" else role
 
 
@@ -315,7 +270,7 @@ def _collective(
     details = tag.collective if tag else None
     reason = tag.reason if tag else "in the user's program"
     route = (details.source_placement, details.target_placement) if details else ("", "")
-    source_placement, target_placement = route if phase == "forward" else route[::-1]
+    source_placement, target_placement = route if phase == "forward" else _way_back(route)
     return CollectiveRecord(
         node=node.name,
         kind=kind,
@@ -331,6 +286,11 @@ def _collective(
         source_placement=source_placement,
         target_placement=target_placement,
     )
+
+
+def _way_back(route: tuple[str, str]) -> tuple[str, str]:
+    """Where a collective's derivative brings a cotangent from, and to which placement."""
+    return _DUALS.get(route[1], route[1]), _DUALS.get(route[0], route[0])
 
 
 def _plain_role(node: Node) -> NodeRole:

@@ -10,10 +10,12 @@ from typing import Any, cast
 
 import torch
 from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import FSDPModule
 from torch.fx import GraphModule
 from torch.nn.parallel import DistributedDataParallel
 
 import autosp
+from autosp.capture import GraphInput, InputKind
 from autosp.collective_order import collective_list
 from autosp.compilation import (
     GRADIENT_CONVENTION,
@@ -23,6 +25,7 @@ from autosp.compilation import (
     lower_to_rank,
     unprinted_graphs,
 )
+from autosp.deepspeed_engine import engine_mesh, install, is_engine
 from autosp.errors import AutoSPError
 from autosp.events import Recorder, RunStarted, SilentRecorder
 from autosp.findings import check_compilation
@@ -37,6 +40,7 @@ from autosp.placement import Shard
 from autosp.runtime.agreement import agree_on_collectives
 from autosp.runtime.gathered import GatheredOnUse, block_for_a_region, block_of
 from autosp.runtime.groups import RankGroup, join_mesh
+from autosp.runtime.same_inputs import SameInputs
 from autosp.runtime.sharded_inputs import ShardedInputs
 
 
@@ -70,6 +74,11 @@ class Backend:
         recorder.record(_run_started(group, self._inner.name, partitioner))
 
     @property
+    def rank_group(self) -> RankGroup:
+        """This rank's place in the mesh."""
+        return self._group
+
+    @property
     def group(self) -> Any:
         """The process group of the SP axis."""
         return self._group.group
@@ -90,12 +99,16 @@ class Backend:
             )
         if self._context.wants_graphs:
             self._check(compilation)
-        takes_blocks = any(given.cut is not None for given in compilation.captured.inputs)
-        if not compilation.outputs.any_sharded and not takes_blocks and not keys:
-            return compiled
         leaves, group = compilation.outputs.leaves, self._group.group
+        same_inputs = SameInputs(group)
+        given = compilation.captured.inputs
 
         def run(*arguments: Any) -> Any:
+            if same_inputs.is_due:
+                same_inputs.check(
+                    _whole_tensors(given, arguments, "input"),
+                    _whole_tensors(given, arguments, "parameter"),
+                )
             results = compiled(*map(block_for_a_region, arguments), *compilation.draw_random_keys())
             return [_leave(r, leaf, group) for r, leaf in zip(results, leaves, strict=True)]
 
@@ -122,6 +135,20 @@ class Backend:
         with self._context.running("check", description, {}):
             for finding in check_compilation(compilation, None):
                 self._context.find(finding)
+
+
+def _whole_tensors(
+    given: Sequence[GraphInput], arguments: Sequence[Any], kind: InputKind
+) -> dict[str, torch.Tensor]:
+    """Those that every rank of a group must hold alike, by the user's names."""
+    return {
+        each.name: argument
+        for each, argument in zip(given, arguments, strict=True)
+        if each.kind == kind
+        and each.cut is None
+        and isinstance(argument, torch.Tensor)
+        and not isinstance(argument, GatheredOnUse)
+    }
 
 
 def _of_fixed_size(keys: torch.Tensor) -> torch.Tensor:
@@ -237,6 +264,9 @@ def compile(  # noqa: A001  the name users expect beside torch.compile
             that are not named are full on each rank.
         mesh, inner, partitioner, recorder, padding_fill, allow_breaks: see :func:`backend`.
 
+    A DeepSpeed engine keeps its loop: its module's forward becomes the compiled one, on the
+    mesh that ``sequence_parallel_size`` of its config asks for, and the engine is returned.
+
     Raises:
         AutoSPError: as :func:`backend`, or the model is wrapped for data parallelism; errors of
             the compilation come with the first call.
@@ -246,6 +276,14 @@ def compile(  # noqa: A001  the name users expect beside torch.compile
             "a DistributedDataParallel cannot be compiled: torch does not trace its forward",
             hint="Wrap the other way round: DistributedDataParallel(autosp.compile(model))",
         )
+    engine = cast(Any, model) if is_engine(model) else None
+    if engine is not None:
+        mesh, model = engine_mesh(engine, mesh), engine.module
+        if loss is not None:
+            raise AutoSPError(
+                "loss= does not go together with a DeepSpeed engine",
+                hint="Compute the loss in the forward of the module that the engine is made of",
+            )
     entry = backend(
         mesh,
         inner=inner,
@@ -254,13 +292,34 @@ def compile(  # noqa: A001  the name users expect beside torch.compile
         padding_fill=padding_fill,
         allow_breaks=allow_breaks,
     )
+    _refuse_inner_fsdp(model)
     install_output_hooks(model)
-    region = model if loss is None else _WithLoss(model, loss)
-    compiled = torch.compile(region, backend=entry, fullgraph=not allow_breaks, dynamic=False)
-    if not sharded_inputs:
-        return cast(torch.nn.Module, compiled)
     signature = _signature(model, takes_targets=loss is not None)
-    return ShardedInputs(cast(torch.nn.Module, compiled), signature, sharded_inputs, entry.group)
+    region: Any = model if loss is None else _WithLoss(model, loss)
+    if engine is not None:
+        region = model.forward  # the engine's own hooks stay outside
+    region = torch.compile(region, backend=entry, fullgraph=not allow_breaks, dynamic=False)
+    if sharded_inputs:
+        region = ShardedInputs(region, signature, sharded_inputs, entry.group)
+    if engine is None:
+        return cast(torch.nn.Module, region)
+    install(engine, region, entry.rank_group)
+    return cast(torch.nn.Module, engine)
+
+
+def _refuse_inner_fsdp(model: torch.nn.Module) -> None:
+    """FSDP2 gathers the parameters of an inner module in hooks, which break the graph."""
+    inner = [n for n, m in model.named_modules() if n and isinstance(m, FSDPModule)]
+    if inner:
+        raise AutoSPError(
+            f"fully_shard was called on {inner[0]!r}{_and_more(inner)}, inside the model",
+            hint="Call it on the whole model alone: autosp.compile(fully_shard(model)). Gradients "
+            "and optimizer states are then cut over the ranks, as by ZeRO 2",
+        )
+
+
+def _and_more(names: Sequence[str]) -> str:
+    return f" and {len(names) - 1} more" if len(names) > 1 else ""
 
 
 def _signature(model: torch.nn.Module, *, takes_targets: bool) -> inspect.Signature:

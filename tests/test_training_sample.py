@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 import os
 import re
 import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 import torch
 
 from samples import llama
@@ -20,8 +22,8 @@ def one_process(steps: int, seq: int) -> list[float]:
     model = llama.build(tiny=True)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     losses = []
+    tokens = torch.randint(0, 128, (2, seq))
     for _ in range(steps):
-        tokens = torch.randint(0, 128, (2, seq))
         loss = model(tokens, labels=tokens)
         loss.backward()
         optimizer.step()
@@ -30,13 +32,27 @@ def one_process(steps: int, seq: int) -> list[float]:
     return losses
 
 
-def test_two_ranks_train_like_one_process() -> None:
+def losses_on_two_ranks(*script: str) -> list[float]:
     launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
-    script = [str(ROOT / "samples/train_torch.py"), "--steps", "3", "--seq", "63"]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     result = subprocess.run(
         [*launch, *script], capture_output=True, text=True, timeout=300, env=environment
     )
     assert result.returncode == 0, result.stderr[-2000:]
-    losses = [float(text) for text in re.findall(r"step \d+: loss ([\d.]+)", result.stdout)]
+    return [float(text) for text in re.findall(r"step \d+: loss ([\d.]+)", result.stdout)]
+
+
+def test_deepspeed_sample_steps_on_two_ranks() -> None:
+    pytest.importorskip("deepspeed")
+    wrapper = str(ROOT / "tests/support/without_native_operators.py")
+    script = str(ROOT / "samples/train_deepspeed.py")
+    losses = losses_on_two_ranks(wrapper, script, "--steps", "3", "--seq", "63", "--zero", "2")
+    assert len(losses) == 3
+    assert losses[0] == pytest.approx(math.log(128), rel=0.02)
+    assert losses[2] < losses[1] < losses[0]
+
+
+def test_two_ranks_train_like_one_process() -> None:
+    script = str(ROOT / "samples/train_torch.py")
+    losses = losses_on_two_ranks(script, "--steps", "3", "--seq", "63")
     torch.testing.assert_close(losses, one_process(3, 63), rtol=1e-4, atol=1e-4)

@@ -38,6 +38,7 @@ def check_square_tensors(subject: Subject) -> Iterator[Finding]:
     if length < SHORT_SEQUENCE:
         return
     weights = _weight_shapes(subject)
+    widths = _feature_sizes(subject, weights)
     seen = {site.name for site in subject.attention_with_dropout}  # they have a finding
     for _, graph in subject.derived():
         for node in graph.graph.nodes:
@@ -47,6 +48,8 @@ def check_square_tensors(subject: Subject) -> Iterator[Finding]:
             if node.op == "placeholder":
                 continue  # weights; what was saved is seen where it is made
             if _is_weight(subject, node, tensor, weights):
+                continue
+            if _is_rows_of_features(subject, node, tensor, widths):
                 continue
             finding = _square(subject, node, tensor, length)
             if finding.node not in seen:
@@ -77,6 +80,37 @@ def _is_weight(
         return False
     names = (tag.origin, *view.inputs.get(tag.origin, ()))
     return frozenset(tensor.shape) in [weights[name] for name in names if name in weights]
+
+
+def _feature_sizes(subject: Subject, weights: Mapping[str, frozenset[int]]) -> dict[str, int]:
+    """User nodes whose last dim is the width of a weight (logits: the vocabulary) -> its size."""
+    sizes: dict[str, int] = {}
+    for node in subject.user_graph.nodes:
+        tensor = tensor_of(node)
+        if tensor is None or not tensor.dim() or node.name in weights:
+            continue
+        size = tensor.shape[-1]
+        sources = [source.name for source in node.all_input_nodes]
+        of_weight = any(size in weights.get(name, ()) for name in sources)
+        if of_weight or any(sizes.get(name) == size for name in sources):
+            sizes[node.name] = size
+    return sizes
+
+
+def _is_rows_of_features(
+    subject: Subject, node: Node, tensor: torch.Tensor, widths: Mapping[str, int]
+) -> bool:
+    """``[S, V]`` with a vocabulary longer than the sequence, or a gradient of it."""
+    view = subject.compilation.view
+    tag = tag_of(node, view)
+    names = () if tag is None else (tag.origin, *view.inputs.get(tag.origin, ()))
+    known = {widths[name] for name in names if name in widths}
+    others = list(tensor.shape)
+    features = next(iter(known.intersection(others)), None)
+    if features is None:
+        return False
+    others.remove(features)
+    return sum(size >= subject.sequence_length for size in others) < 2
 
 
 def _square(subject: Subject, node: Node, tensor: torch.Tensor, length: int) -> Finding:

@@ -14,7 +14,7 @@ from torch.utils._pytree import tree_leaves
 from autosp.capture import CapturedProgram, capture
 from autosp.collective_order import check_same_collectives, collective_list
 from autosp.errors import AutoSPError
-from autosp.graph import local_tag, module_path, output_node, shape_of, source_location
+from autosp.graph import module_path, output_node, source_location
 from autosp.loggers import quiet_loggers
 from autosp.mesh import Mesh
 from autosp.oracle.combine import combine_cotangents, combine_values, cut_blocks
@@ -28,6 +28,7 @@ from autosp.pipeline import Pass, PassContext
 from autosp.placement import REPLICATE, Placement, Shard
 from autosp.runtime.keyed_random import draw_keys
 from autosp.sharding.propagate import LocalValue, ShardedProgram, shard
+from autosp.sharding.redistribute import NUM_VALID_ROWS_KEY, fill_padding
 
 FILLS = ("last", "first")
 
@@ -74,8 +75,9 @@ def check_program(
     counts: Counter[Quantity] = Counter()
     errors = _Errors()
     num_fallbacks = 0
+    ranks = _compile(program, num_ranks, passes, fake_mode)
     for fill in fills:
-        ranks = _compile(program, num_ranks, fill, passes, fake_mode)
+        _fill_padding(ranks, fill)
         run = by_fill[fill] = RankRun.of(ranks, inputs, reference)
         num_fallbacks = sum(ranks[0].fallbacks.values())
         search = _Search(reference, run, fill, tolerance, errors)
@@ -291,21 +293,20 @@ def _rank_seeds(
 
 
 def _whole_outputs(sharded: ShardedProgram, values: RankValues) -> list[torch.Tensor]:
-    """Every output without padding rows."""
+    """Every output without padding rows.
+
+    The shapes are the program's: an output may be some rows of what its node holds.
+    """
     leaves = tree_leaves(output_node(sharded.program.graph).args[0])
     nodes = [leaf for leaf in leaves if _is_node(leaf)]
     return [
         whole.detach()
-        for node, placement in zip(nodes, sharded.output_placements, strict=True)
-        if placement is not None
-        for whole in combine_values(values[node.name], placement, _global_shape(node))
+        for node, placement, shape in zip(
+            nodes, sharded.output_placements, sharded.output_shapes, strict=True
+        )
+        if placement is not None and shape is not None
+        for whole in combine_values(values[node.name], placement, shape)
     ]
-
-
-def _global_shape(node: Node) -> tuple[int, ...]:
-    tag = local_tag(node)
-    known = tag.global_shape if tag is not None else None
-    return shape_of(node) if known is None else known
 
 
 def _is_node(leaf: Any) -> bool:
@@ -325,22 +326,30 @@ def _gradients(
 
 
 def _compile(
-    program: GraphModule, num_ranks: int, fill: str, passes: Sequence[Pass], fake_mode: Any
+    program: GraphModule, num_ranks: int, passes: Sequence[Pass], fake_mode: Any
 ) -> list[ShardedProgram]:
     """The programs of all ranks; passes run on a copy."""
     rewritten = _copy(program)
-    context = PassContext(Mesh(sp=num_ranks), padding_fill=fill)
+    context = PassContext(Mesh(sp=num_ranks))
     with torch._guards.tracing(None):
         for item in passes:
             rewritten = item.run(rewritten, context)
         with fake_mode, torch.no_grad():
             ranks = [
-                shard(rewritten, PassContext(Mesh(sp=num_ranks, rank=rank), padding_fill=fill))
+                shard(rewritten, PassContext(Mesh(sp=num_ranks, rank=rank)))
                 for rank in range(num_ranks)
             ]
     name = context.group_name
     check_same_collectives([collective_list(rank.program, None, name) for rank in ranks])
     return ranks
+
+
+def _fill_padding(ranks: Sequence[ShardedProgram], fill: str) -> None:
+    """Programs differ from one filling to the next in the rows that padding repeats alone."""
+    for rank in ranks:
+        for node in rank.program.graph.nodes:
+            if NUM_VALID_ROWS_KEY in node.meta:
+                fill_padding(node, fill)
 
 
 def _with_keyed_randomness(

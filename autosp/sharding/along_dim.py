@@ -105,7 +105,7 @@ def softmax(op: Operation) -> Value | Formula:
 
 
 def along_one_dim(op: Operation) -> Value | list[Value]:
-    """sort, topk, flip ... along dims that are not cut."""
+    """sort, topk ... along dims that are not cut."""
     source: Value = op.args[0]
     cut = cut_of(source)
     index, default = DIM_ARGUMENTS[op.target]
@@ -119,7 +119,6 @@ def along_one_dim(op: Operation) -> Value | list[Value]:
 
 
 DIM_ARGUMENTS: dict[Any, tuple[int, int | None]] = {
-    aten.flip.default: (1, None),
     aten.sort.default: (1, -1),
     aten.sort.stable: (2, -1),
     aten.argsort.default: (1, -1),

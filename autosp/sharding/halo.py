@@ -131,6 +131,20 @@ def _portions(rows: int, block: int) -> list[tuple[int, int]]:
     return [(i + 1, min(block, rows - i * block)) for i in range(ceil(rows / block))]
 
 
+def swapped_with_mirror(builder: ProgramBuilder, node: Node, cut: Shard) -> Node:
+    """The block of rank ``P - 1 - r`` on rank ``r``; all of the same shape."""
+    counts = [0] * builder.num_ranks
+    counts[builder.num_ranks - 1 - builder.rank] = cut.block(builder.num_ranks)
+    with builder.role("pack"):
+        packed = builder.emit(aten.movedim.int, node, cut.dim, 0) if cut.dim else node
+        packed = builder.emit(aten.clone.default, packed, memory_format=torch.contiguous_format)
+    received = _exchanged(builder, packed, counts, counts, cut)
+    if not cut.dim:
+        return received
+    with builder.role("unpack"):
+        return builder.emit(aten.movedim.int, received, 0, cut.dim)
+
+
 def _exchanged(
     builder: ProgramBuilder, packed: Node, receives: list[int], sends: list[int], cut: Shard
 ) -> Node:

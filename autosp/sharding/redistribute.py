@@ -41,6 +41,9 @@ from autosp.sharding.halo import TooFar, Window, fetch, is_plain
 
 aten = torch.ops.aten
 
+NUM_VALID_ROWS_KEY = "autosp_num_valid_rows"
+"""Key in ``node.meta`` of the row that padding repeats: how many rows there were to choose from."""
+
 
 class CannotRedistribute(Exception):
     """There is no direct way between two placements."""
@@ -124,10 +127,18 @@ def _pad_rows(builder: ProgramBuilder, node: Node, dim: int, pad: int, fill: int
     if fill is not None:
         widths = [0, 0] * (len(sizes) - 1 - dim) + [0, pad]
         return builder.emit(aten.constant_pad_nd.default, node, widths, fill)
-    row = sizes[dim] - 1 if builder.padding_fill == "last" else 0
-    valid_row = builder.emit(aten.slice.Tensor, node, dim, row, row + 1)
+    valid_row = builder.emit(aten.slice.Tensor, node, dim, 0, 1)
+    valid_row.meta[NUM_VALID_ROWS_KEY] = sizes[dim]
+    fill_padding(valid_row, builder.padding_fill)
     rows = builder.emit(aten.expand.default, valid_row, _split(sizes, dim, (pad,)))
     return builder.emit(aten.cat.default, [node, rows], dim)
+
+
+def fill_padding(valid_row: Node, fill: str) -> None:
+    """Choose the row that padding rows repeat: the ``last`` or the ``first`` valid one."""
+    node, dim = valid_row.args[:2]
+    row = valid_row.meta[NUM_VALID_ROWS_KEY] - 1 if fill == "last" else 0
+    valid_row.args = (node, dim, row, row + 1)
 
 
 def _slice(builder: ProgramBuilder, value: Value, target: Shard, fill: int | None) -> Node:

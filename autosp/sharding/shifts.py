@@ -15,7 +15,15 @@ from torch.fx import Node
 from autosp.placement import PARTIAL_SUM, REPLICATE, Shard
 from autosp.sharding.builder import Value
 from autosp.sharding.formula import Formula
-from autosp.sharding.halo import Fill, TooFar, Window, fetch, filled, is_plain
+from autosp.sharding.halo import (
+    Fill,
+    TooFar,
+    Window,
+    fetch,
+    filled,
+    is_plain,
+    swapped_with_mirror,
+)
 from autosp.sharding.lookups import rows_at
 from autosp.sharding.operation import NoRule, Operation, normalise_dim
 from autosp.sharding.rows import cut_of
@@ -127,8 +135,8 @@ def pad(op: Operation) -> Value | Formula:
     front, back = (widths[place : place + 2] + [0, 0])[:2]
     if not front and not back:
         return op.result(op.same(), cut)
-    if mode == "replicate" and min(front, back) >= 0 and sum(widths) == front + back:
-        return Formula(_edges_repeated, (source, cut.dim, front, back))
+    if mode in _EDGES and min(front, back) >= 0 and sum(widths) == front + back:
+        return Formula(_EDGES[mode], (source, cut.dim, front, back))
     if mode != "constant":
         raise NoRule(f"{mode} padding of the sharded dim")
     check_plain(source)
@@ -149,8 +157,24 @@ def _edges_repeated(x: Any, dim: int, front: int, back: int) -> Any:
     def copies(row: int, count: int) -> Any:
         return x.narrow(dim, row, 1).expand([*sizes[:dim], count, *sizes[dim + 1 :]])
 
-    parts = [copies(0, front), x, copies(sizes[dim] - 1, back)]
-    return torch.cat([part for part in parts if part.shape[dim]], dim)
+    return _joined(copies(0, front), x, copies(sizes[dim] - 1, back), dim)
+
+
+def _mirrored(x: Any, dim: int, front: int, back: int) -> Any:
+    first = x.narrow(dim, 1, front).flip(dim)
+    last = x.narrow(dim, x.shape[dim] - 1 - back, back).flip(dim)
+    return _joined(first, x, last, dim)
+
+
+def _wrapped_around(x: Any, dim: int, front: int, back: int) -> Any:
+    return _joined(x.narrow(dim, x.shape[dim] - front, front), x, x.narrow(dim, 0, back), dim)
+
+
+def _joined(front: Any, x: Any, back: Any, dim: int) -> Any:
+    return torch.cat([part for part in (front, x, back) if part.shape[dim]], dim)
+
+
+_EDGES = {"replicate": _edges_repeated, "reflect": _mirrored, "circular": _wrapped_around}
 
 
 def join_cut(op: Operation, parts: list[Value], dim: int) -> Value:
@@ -230,6 +254,25 @@ def roll(op: Operation) -> Value | Formula:
     return Formula(function, (source,))
 
 
+def flip(op: Operation) -> Value:
+    """Blocks change places with their mirror images; padding then is in front, and moves back."""
+    source: Value = op.args[0]
+    cut = cut_of(source)
+    node = op.same()
+    if cut.dim not in {normalise_dim(dim, len(source.shape)) for dim in op.args[1]}:
+        return op.result(node, cut)
+    check_plain(source)
+    num_rows = cut.block(op.num_ranks) * op.num_ranks
+    shape = (*source.shape[: cut.dim], num_rows, *source.shape[cut.dim + 1 :])
+    mirrored = Value(
+        swapped_with_mirror(op.builder, node, cut), Shard(cut.dim, num_rows, label=cut.label), shape
+    )
+    block = cut.block(op.num_ranks)
+    rows = fetched(op, mirrored, Window(cut.pad, block, block))
+    _explain(op, "the sequence is reversed")
+    return op.result(rows, cut)
+
+
 def unfold(op: Operation) -> Value:
     """Windows of a dim as a new last dim."""
     source, dim, length, step = op.args[:4]
@@ -258,5 +301,6 @@ RULES = {
     aten.constant_pad_nd.default: pad,
     aten.pad.default: pad,
     aten.roll.default: roll,
+    aten.flip.default: flip,
     aten.unfold.default: unfold,
 }

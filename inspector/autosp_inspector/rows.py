@@ -8,6 +8,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+BUFFER_ROLES = ("pack", "collective", "wait", "unpack", "slice")
+"""Around a redistribution: only what comes out at the end is a tensor of the user's program."""
+
 
 @dataclass(frozen=True, slots=True)
 class Source:
@@ -213,6 +216,8 @@ class LiveTensorRow:
 
 @dataclass(frozen=True, slots=True)
 class EstimateRow:
+    """The estimate of a rank's step; ``fits`` is None without a device, or too close to say."""
+
     peak_live_bytes: int
     peak_phase: str
     peak_node: str
@@ -233,3 +238,8 @@ class EstimateRow:
     sharded_flops_fraction: float | None
     sharded_saved_bytes_fraction: float | None
     not_modelled: tuple[str, ...]
+
+    @property
+    def is_close(self) -> bool:
+        """Whether what is not modelled decides if the step fits the device."""
+        return self.fits is None and self.capacity_bytes is not None

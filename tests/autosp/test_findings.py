@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
+import pytest
 import torch
 
 from autosp.dry_run import dry_run
-from autosp.hardware import find_device
+from autosp.hardware import Device, find_device
 from tests.support.dry_runs import request_for
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -61,6 +64,20 @@ def test_a_sliding_window_mask_stays_and_is_reported() -> None:
     assert codes(OneLayer(window=8), seq=16_384)["square-tensor"] == "error"
 
 
+@pytest.mark.parametrize("sp", [1, 2])
+@pytest.mark.parametrize("vocabulary", [1024, 3000])
+def test_a_vocabulary_longer_than_the_sequence_makes_no_square_tensor(
+    sp: int, vocabulary: int
+) -> None:
+    class Wordy(OneLayer):
+        def __init__(self, **options: Any) -> None:
+            super().__init__(**options)
+            self.out = torch.nn.Linear(32, vocabulary)
+
+    assert codes(Wordy(), seq=1024, sp=sp) == {}
+    assert codes(Wordy(window=8), seq=1024, sp=sp) == {"square-tensor": "warning"}
+
+
 def test_weights_as_wide_as_the_sequence_is_long_are_not_square_tensors() -> None:
     class Wide(OneLayer):
         def __init__(self) -> None:
@@ -99,6 +116,20 @@ def test_a_step_that_exceeds_the_device_is_reported() -> None:
     assert found["does-not-fit"] == "error"
 
 
+def test_a_step_that_nearly_fills_the_device_is_reported() -> None:
+    device = find_device("a100-80gb")
+    result = dry_run(request_for(OneLayer, sp=2, seq=64, device=device))
+    assert result.estimate is not None
+    peak = result.estimate.summary.peak_live_bytes
+    assert device.capacity_bytes is not None
+
+    def of_size(size_bytes: int) -> Device:
+        return replace(device, capacity_bytes=replace(device.capacity_bytes, value=size_bytes))
+
+    assert codes(OneLayer(), device=of_size(peak * 10 // 9)) == {"close-to-capacity": "warning"}
+    assert codes(OneLayer(), device=of_size(peak * 2)) == {}
+
+
 def documented(page: str) -> set[str]:
     return set(re.findall(r"^(?:\| )?`{1,2}([a-z]+(?:-[a-z]+)+)`{1,2}", page, re.MULTILINE))
 
@@ -109,6 +140,6 @@ def test_every_code_is_documented() -> None:
     elsewhere = (ROOT / "autosp/compilation.py").read_text()
     used = set(re.findall(r'code="([a-z-]+)"', text + elsewhere))
     used |= set(re.findall(r'^ +"([a-z]+(?:-[a-z]+)+)",$', text, re.MULTILINE))
-    assert len(used) == 18
+    assert len(used) == 19
     assert documented((ROOT / "docs/findings.md").read_text()) == used
     assert documented((ROOT / "autosp/findings.py").read_text()) == used

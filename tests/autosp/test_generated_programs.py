@@ -40,22 +40,7 @@ FAMILIES = {
 }
 
 
-KNOWN_FAULTS = {
-    "shapes": "an index by a list of a rotary table, then a chunk: a reshape fails in the compiler",
-    "products": "a frozen table written in place: the captured program differs from eager",
-}
-
-
-def _families() -> list[object]:
-    return [
-        pytest.param(name, marks=[pytest.mark.xfail(reason=KNOWN_FAULTS[name], strict=False)])
-        if name in KNOWN_FAULTS
-        else name
-        for name in FAMILIES
-    ]
-
-
-@pytest.mark.parametrize("family", _families())
+@pytest.mark.parametrize("family", FAMILIES)
 def test_generated_programs_are_right_on_every_rank_or_refused_by_name(family):
     seen: Counter[str] = Counter()
 

@@ -202,6 +202,34 @@ def test_parameters_are_not_drawn() -> None:
     assert not any("weight" in title for title in titles(draw(decoder_rows())))
 
 
+def test_switches_of_grad_mode_are_not_drawn() -> None:
+    rows = decoder_rows(num_layers=1)
+    before = titles(draw(rows))
+    switch = replace(
+        rows.nodes[-1],
+        name="_set_grad_enabled",
+        op="call_function",
+        target="_set_grad_enabled",
+        role="compute",
+        inputs=(),
+        local_shape=None,
+        global_shape=None,
+    )
+    rows.nodes.append(switch)
+    assert titles(draw(rows)) == before
+
+
+def test_the_legend_has_the_same_order_in_every_drawing() -> None:
+    first = draw(decoder_rows(num_layers=1)).placements
+    assert first.index(SEQUENCE) < first.index(HEADS)
+    rows = decoder_rows(num_layers=1)
+    rows.nodes = [
+        replace(node, placement=HEADS) if node.placement == SEQUENCE and number % 5 else node
+        for number, node in enumerate(rows.nodes)
+    ]
+    assert draw(rows).placements == first
+
+
 def test_a_value_used_in_many_places_is_named_there() -> None:
     rows = ProgramRows()
     table = rows.add("aten.cos.default", module="rotary", placement="R")

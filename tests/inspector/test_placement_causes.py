@@ -29,6 +29,7 @@ class Model(torch.nn.Module):
         length = x.shape[1]
         mixing = torch.ones(length, length).tril()
         x = x + (mixing @ x).sin()
+        x = x.permute(0, 2, 1).exp().permute(0, 2, 1)
         return F.cross_entropy(self.out(x).flatten(0, 1), labels.flatten())
 
 def build():
@@ -100,7 +101,55 @@ def test_a_whole_node_leads_to_what_it_is_computed_from(trace: Trace) -> None:
 
 def test_a_node_of_the_backward_has_the_cause_of_its_origin(trace: Trace) -> None:
     node = next(node for node in list_nodes(trace, graph="backward") if "embedding" in node.origins)
-    assert placement_causes(trace, node)[-1].node.name == "embedding"
+    seed = placement_causes(trace, node)[-1]
+    assert seed.rule == "seeds.find_seeds"
+    assert "embedding" in seed.node.origins
+
+
+def reason_of_collective(causes: tuple[Cause, ...]) -> str:
+    return next(cause.why for cause in causes if cause.node.role == "collective")
+
+
+@pytest.mark.parametrize("graph", ["program", "joint", "forward"])
+def test_packs_of_the_query_lead_to_its_own_collective(trace: Trace, graph: str) -> None:
+    nodes = {node.name: node for node in list_nodes(trace, graph=graph)}
+    attention = next(n for n in nodes.values() if "scaled_dot_product" in n.target)
+    query = nodes[attention.inputs[0]]
+    way_in = [query]
+    while way_in[-1].role in ("unpack", "wait", "collective", "pack"):
+        causes = placement_causes(trace, way_in[-1])
+        assert causes[0].node.placement == "S(1:head)"
+        assert "sequence shards -> head shards" in reason_of_collective(causes)
+        way_in.append(nodes[way_in[-1].inputs[0]])
+    assert len(way_in) > 5
+    assert query.placement == "S(1:head)"
+    assert {node.placement for node in way_in[1:-1]} == {None}
+
+
+def test_a_derived_node_has_nothing_of_a_program_node_of_the_same_name(
+    cli: CommandLine, recorded: Path, trace: Trace
+) -> None:
+    program = {node.name: node for node in list_nodes(trace, graph="program")}
+    same_name = [
+        node
+        for node in list_nodes(trace, graph="joint")
+        if node.name in program and node.origins and node.name not in node.origins
+    ]
+    assert same_name
+    for node in same_name:
+        known = cli("explain", recorded, node.name, "--graph", "joint", "--json").json
+        assert known["derived"] == []
+        assert {row["node"] for row in known["decisions"]} <= {*node.origins}
+        for cause in known["placement_causes"][:1]:
+            assert {*program[cause["node"]].origins} & {*node.origins}
+
+
+def test_explain_says_that_a_buffer_has_no_global_tensor(
+    cli: CommandLine, recorded: Path, trace: Trace
+) -> None:
+    pack = next(node for node in list_nodes(trace, graph="forward") if node.role == "pack")
+    text = cli("explain", recorded, pack.name, "--graph", "forward").out
+    assert "none: a buffer of this rank on the way between two placements" in text
 
 
 def test_before_sharding_there_is_no_cause(synthetic: Path) -> None:

@@ -85,6 +85,8 @@ def test_the_verdict_names_the_figures() -> None:
     assert verdict(ESTIMATE) == "FITS, 20 GiB of 80 GiB (25.0 %)"
     too_large = replace(ESTIMATE, peak_live_bytes=100 * GIB, fits=False)
     assert verdict(too_large) == "DOES NOT FIT, 100 GiB of 80 GiB (125.0 %)"
+    close = replace(ESTIMATE, peak_live_bytes=70 * GIB, fits=None)
+    assert verdict(close) == "TOO CLOSE TO SAY, 70 GiB of 80 GiB (87.5 %)"
     unknown = replace(ESTIMATE, capacity_bytes=None, fits=None)
     assert verdict(unknown) == "20 GiB, no GPU given to compare with"
 

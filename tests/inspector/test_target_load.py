@@ -431,3 +431,14 @@ def test_labels_can_be_ignored_across_borders_and_in_a_whole_shard() -> None:
         [False] * 3 + [True] * 7,
         [False] * 5 + [True] * 5,
     ]
+
+
+def test_the_example_is_the_whole_model_not_its_first_layer(tmp_path: Path) -> None:
+    layers = "from torch import nn\nclass Block(nn.Module): ...\nclass Model(nn.Module): ...\n"
+    path = tmp_path / "model.py"
+    path.write_text(layers)
+    with pytest.raises(TargetError, match=r"as in .*model\.py:Model$"):
+        load(str(path))
+    path.write_text(layers + "def build(): return Model()\ndef main(): ...\n")
+    with pytest.raises(TargetError, match=r"as in .*model\.py:build$"):
+        load(f"{path}:nofactory")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -41,7 +42,7 @@ def prove_program(program: GeneratedProgram) -> list[Outcome]:
     """
     model = GeneratedModel(program)
     inputs = program_inputs(program)
-    eager = _eager(model, inputs)
+    eager = _eager(copy.deepcopy(model), inputs)  # a program may write its own state
     outcomes: list[Outcome] = []
 
     def check(captured: CapturedProgram, real: Sequence[Any]) -> None:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import shutil
+import sqlite3
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -32,6 +35,18 @@ async def test_the_overview_says_whether_it_fits_and_where_the_peak_is(
         assert "exposed" in text
         assert driver.rows("#findings").row_count == 1
         assert driver.rows("#next").row_count >= 3
+
+
+async def test_a_peak_near_the_capacity_is_neither_a_fit_nor_a_miss(
+    synthetic_trace: Path, tmp_path: Path
+) -> None:
+    path = Path(shutil.copy(synthetic_trace, tmp_path))
+    with closing(sqlite3.connect(path)) as database, database:
+        database.execute("UPDATE estimate SET fits = NULL")
+    async with terminal(path) as driver:
+        assert "▲ TOO CLOSE TO SAY" in driver.detail("#facts")
+        await driver.press("6")
+        assert "too close to say" in driver.screen_text()
 
 
 @pytest.mark.parametrize(

@@ -59,7 +59,7 @@ def verdict(overview: Overview) -> Line:
             ("· NO ESTIMATE  ", "muted"), ("memory and time were not recorded", "text"), indent=15
         )
     peak = format_bytes(estimate.peak_live_bytes)
-    if estimate.fits is None or estimate.capacity_bytes is None:
+    if estimate.capacity_bytes is None:
         return line(
             (f"· PEAK {peak}  ", "strong"),
             ("choose a device with --gpu to see whether it fits", "muted"),
@@ -69,6 +69,8 @@ def verdict(overview: Overview) -> Line:
     of = f"{peak} live of {format_bytes(estimate.capacity_bytes)} ({share})"
     if estimate.fits:
         return line(("✔ FITS  ", "good"), (of, "strong"), indent=8)
+    if estimate.is_close:
+        return line(("▲ TOO CLOSE TO SAY  ", "warning"), (of, "strong"), indent=20)
     return line(("✖ DOES NOT FIT  ", "bad"), (of, "strong"), indent=16)
 
 
@@ -195,7 +197,7 @@ def _fix_memory(overview: Overview) -> list[Suggestion]:
         return []
     where = f"the peak is in {estimate.peak_phase} at {estimate.peak_node}: see what is alive"
     look = Suggestion(where, "memory", estimate.peak_node, estimate.peak_phase)
-    if estimate.fits is not False or not estimate.peak_categories:
+    if not (estimate.is_close or estimate.fits is False) or not estimate.peak_categories:
         return [look]
     largest = max(estimate.peak_categories, key=lambda name: estimate.peak_categories[name])
     advice = _CATEGORY_ADVICE.get(largest, "raise --sp")

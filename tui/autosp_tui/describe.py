@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from autosp_inspector.queries.causes import Cause
 from autosp_inspector.rows import (
+    BUFFER_ROLES,
     CollectiveRow,
     DecisionRow,
     FindingRow,
@@ -66,6 +67,8 @@ def describe_tensor(node: NodeRow) -> list[Line]:
     lines: list[Line] = []
     if node.placement:
         lines.append(field("placement", (node.placement, placement_tone(node.placement))))
+    elif node.role in BUFFER_ROLES:
+        lines.append(field("placement", ("none: a buffer between two placements", "muted")))
     whole = format_tensor(node.dtype, node.global_shape)
     local = format_tensor(node.dtype, node.local_shape)
     if node.global_shape is not None and whole != local and local:

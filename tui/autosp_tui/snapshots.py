@@ -25,6 +25,7 @@ from autosp_inspector.queries.nodes import (
     graph_names,
     list_nodes,
     node_history,
+    program_names,
     similar_names,
     users_of,
 )
@@ -150,7 +151,7 @@ MOST_NODES_FOR_CAUSES = 20_000
 
 
 def read_node_detail(trace: Trace, node: NodeRow) -> NodeDetail:
-    names = dict.fromkeys((node.name, *node.origins))
+    names = dict.fromkeys(program_names(node))
     decisions = [row for name in names for row in list_decisions(trace, node=name)]
     return NodeDetail(
         node=node,
@@ -158,7 +159,9 @@ def read_node_detail(trace: Trace, node: NodeRow) -> NodeDetail:
         history=node_history(trace, node.name, graph=node.graph),
         decisions=tuple(sorted(decisions, key=lambda row: row.id)),
         collectives=tuple(
-            row for row in list_collectives(trace) if row.name == node.name or row.cause in names
+            row
+            for row in list_collectives(trace)
+            if (row.name, row.graph) == (node.name, node.graph) or row.cause in names
         ),
         cost=node_cost(trace, node.name, node.graph),
         users=users_of(trace, node.name, node.graph),

@@ -217,14 +217,14 @@ def _legend(graph: ModuleGraph) -> str:
     for placement in graph.placements:
         notations.setdefault(style_of(placement), {})[without_details(placement)] = None
     cells = [_swatch(", ".join(found), style) for style, found in notations.items()]
-    kinds = dict.fromkeys(
+    kinds = {
         kind_text(total.kind)
         for box in graph.boxes
         if box.kind == "collective"
         for total in box.collectives
-    )
+    }
     if kinds:
-        cells.append(_swatch(", ".join(kinds), COLLECTIVE))
+        cells.append(_swatch(", ".join(sorted(kinds)), COLLECTIVE))
     rows = "".join(f"<TR>{cell}</TR>" for cell in cells)
     return f'<TABLE BORDER="0" CELLBORDER="0" CELLSPACING="3" CELLPADDING="3">{rows}</TABLE>'
 

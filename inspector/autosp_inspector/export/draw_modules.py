@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from difflib import get_close_matches
 from pathlib import Path
@@ -17,6 +16,7 @@ from autosp_inspector.export.module_tree import (
     deepest_level,
     matched_paths,
 )
+from autosp_inspector.export.placement_style import legend_rank
 from autosp_inspector.queries.collectives import list_collectives
 from autosp_inspector.queries.nodes import graph_names, list_nodes
 from autosp_inspector.rows import CollectiveRow, NodeRow, RunRow
@@ -24,6 +24,9 @@ from autosp_inspector.trace import Trace
 
 MOST_BOXES_BY_DEFAULT = 60
 """A drawing is opened as deep as it stays below this: about one readable page."""
+
+_SWITCHES = frozenset({"_set_grad_enabled", "_enter_autocast", "_exit_autocast"})
+"""Modes turned on or off: no data goes in or out."""
 
 
 def module_graph_of(
@@ -112,7 +115,7 @@ def _drawn_nodes(nodes: Sequence[NodeRow]) -> tuple[NodeRow, ...]:
 
 
 def _is_drawn(node: NodeRow, *, is_backward: bool) -> bool:
-    if node.op == "get_attr":
+    if node.op == "get_attr" or node.target in _SWITCHES:
         return False
     if node.op == "placeholder":
         if is_backward:
@@ -151,10 +154,9 @@ def _facts(run: RunRow) -> tuple[str, ...]:
 
 
 def _placements(boxes: Iterable[Box]) -> tuple[str, ...]:
-    counts: Counter[str] = Counter()
-    for box in boxes:
-        counts.update(p for p in (box.placement, *box.inner_placements) if p is not None)
-    return tuple(placement for placement, _ in counts.most_common())
+    """In the same order in every drawing: sequence, heads, other cuts, partial, whole."""
+    found = {p for box in boxes for p in (box.placement, *box.inner_placements) if p is not None}
+    return tuple(sorted(found, key=lambda p: (legend_rank(p), p)))
 
 
 def _choose_canvas(

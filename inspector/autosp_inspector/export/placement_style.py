@@ -24,10 +24,18 @@ class PlacementStyle:
 SEQUENCE = PlacementStyle("sharded over the sequence", "#dbeafe", "#2563eb", "#1e3a8a")
 HEADS = PlacementStyle("sharded over the heads", "#ede9fe", "#7c3aed", "#4c1d95")
 OTHER_SHARD = PlacementStyle("sharded", "#ccfbf1", "#0d9488", "#115e59")
-PARTIAL = PlacementStyle("partial: ranks hold addends", "#ffe4e6", "#e11d48", "#881337", True)
+PARTIAL = PlacementStyle("partial: parts of a sum or a mean", "#ffe4e6", "#e11d48", "#881337", True)
 REPLICATED = PlacementStyle("whole on every rank", "#f1f5f9", "#64748b", "#334155")
 UNKNOWN = PlacementStyle("no placement", "#ffffff", "#94a3b8", "#475569")
 COLLECTIVE = PlacementStyle("communication", "#fef3c7", "#b45309", "#78350f")
+
+
+_LEGEND = (SEQUENCE, HEADS, OTHER_SHARD, PARTIAL, REPLICATED, UNKNOWN)
+
+
+def legend_rank(placement: str) -> int:
+    """Where a placement stands in every legend."""
+    return _LEGEND.index(style_of(placement))
 
 
 def style_of(placement: str | None) -> PlacementStyle:

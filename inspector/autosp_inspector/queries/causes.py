@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 from autosp_inspector.queries.decisions import list_decisions
-from autosp_inspector.queries.nodes import list_nodes
+from autosp_inspector.queries.nodes import list_nodes, program_names
 from autosp_inspector.rows import DecisionRow, NodeRow
 from autosp_inspector.trace import Trace
 
@@ -48,13 +48,30 @@ def placement_causes(trace: Trace, node: NodeRow) -> tuple[Cause, ...]:
 
 
 def _value_of(node: NodeRow, rows: Mapping[str, NodeRow]) -> NodeRow | None:
-    """The node of the per-rank program that holds a value, or that of its origin."""
-    same = rows.get(node.name)
-    if same is not None and same.placement is not None:
-        return same
-    names = {node.name, *node.origins}
+    """The node of the per-rank program that holds a value: ``node``, or what it comes from.
+
+    A pack, a wait or a part of a formula holds none: the value that it helps to make.
+    """
+    own = node.name if node.graph == "program" else next(reversed(node.origins), "")
+    start = rows.get(own)
+    if start is not None:
+        made = _made_of(start, rows)
+        if made is not None:
+            return made
+    names = {*program_names(node)}
     values = [r for r in rows.values() if r.placement is not None and names & {*r.origins}]
     return max(values, key=lambda row: row.position, default=None)
+
+
+def _made_of(start: NodeRow, rows: Mapping[str, NodeRow]) -> NodeRow | None:
+    """The first value after ``start`` that exists for the sake of the same user's node."""
+    reached = {start.name}
+    for row in sorted(rows.values(), key=lambda row: row.position):
+        if row.name == start.name or (row.origins == start.origins and reached & {*row.inputs}):
+            if row.placement is not None:
+                return row
+            reached.add(row.name)
+    return None
 
 
 def _way_back(start: NodeRow, rows: Mapping[str, NodeRow], seeds: set[str]) -> list[NodeRow]:
@@ -133,7 +150,9 @@ def _explained(row: NodeRow, decisions: Mapping[str, Iterable[DecisionRow]]) -> 
 
 def _shortened(causes: list[Cause]) -> tuple[Cause, ...]:
     """Without packing and waiting, and without operators in between that choose nothing."""
-    visible = [c for c in causes if c.node.role == "collective" or _holds_a_value(c.node)]
+    visible = [
+        c for c in causes if c is causes[0] or c.node.role == "collective" or _holds_a_value(c.node)
+    ]
     kept: list[Cause] = []
     left_out = 0
     for index, cause in enumerate(visible):

@@ -17,6 +17,7 @@ __all__ = [
     "graph_names",
     "list_nodes",
     "node_history",
+    "program_names",
     "similar_names",
     "users_of",
 ]
@@ -195,6 +196,14 @@ def derived_nodes(trace: Trace, name: str) -> tuple[NodeRow, ...]:
                 name,
             )
     return tuple(found)
+
+
+def program_names(node: NodeRow) -> tuple[str, ...]:
+    """Names of the program's nodes that ``node`` is or comes from.
+
+    Names of other graphs say nothing: their ``view_5`` is not the program's.
+    """
+    return (node.name, *node.origins) if node.graph == "program" else node.origins
 
 
 def users_of(

@@ -20,7 +20,7 @@ from autosp_inspector.report.quantities import (
     time_text,
 )
 from autosp_inspector.report.report import Block, Facts, Lines, Report, Table, left, right, wrapped
-from autosp_inspector.rows import CollectiveRow, CostRow, DecisionRow, NodeRow
+from autosp_inspector.rows import BUFFER_ROLES, CollectiveRow, CostRow, DecisionRow, NodeRow
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +104,7 @@ def _facts(known: NodeKnowledge) -> tuple[tuple[str, str], ...]:
         ("operator", f"{node.target}, {node.role}"),
         ("inputs", ", ".join(node.inputs) or "none"),
         ("used by", ", ".join(user.name for user in known.users) or "nothing"),
-        ("global shape", shape_text(node.global_shape, node.dtype)),
+        ("global shape", _global_text(node)),
         (
             "on a rank",
             f"{shape_text(node.local_shape, node.dtype)}, {bytes_text(node.local_bytes)}",
@@ -127,6 +127,12 @@ def _facts(known: NodeKnowledge) -> tuple[tuple[str, str], ...]:
         parts = (f"{graph} {time_text(duration)}" for graph, duration in times.items())
         facts.append(("derived (estimate)", ", ".join(parts)))
     return tuple(facts)
+
+
+def _global_text(node: NodeRow) -> str:
+    if node.global_shape is None and node.role in BUFFER_ROLES:
+        return "none: a buffer of this rank on the way between two placements"
+    return shape_text(node.global_shape, node.dtype)
 
 
 def _kept_facts(known: NodeKnowledge) -> Iterator[tuple[str, str]]:

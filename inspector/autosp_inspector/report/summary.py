@@ -115,11 +115,15 @@ def _run_facts(content: SummaryContent) -> Iterator[tuple[str, str]]:
         yield "training", ", ".join(training)
     if run.hardware is not None:
         yield "GPU", str(run.hardware.get("title") or run.hardware.get("name"))
-    yield "compiled", f"{_duration(run)} in {count_text(len(content.passes), 'pass', 'passes')}"
+    passes = content.passes
+    in_passes = count_text(len(passes), "pass", "passes")
+    yield "compiled", f"{time_text(_compile_ns(passes))} in {in_passes}"
 
 
-def _duration(run: RunRow) -> str:
-    return time_text(run.duration_ns)
+def _compile_ns(passes: Sequence[PassRow]) -> int | None:
+    """Time of all passes; a training run itself lasts as long as it trains."""
+    times = [row.duration_ns for row in passes if row.duration_ns is not None]
+    return sum(times) if times else None
 
 
 def _status_line(run: RunRow) -> str:
@@ -139,9 +143,9 @@ def _memory_blocks(estimate: EstimateRow | None) -> Iterator[Block]:
 def verdict(estimate: EstimateRow) -> str:
     """``FITS, 12.3 GiB of 80 GiB (15.4 %)``."""
     size = bytes_text(estimate.peak_live_bytes)
-    if estimate.fits is None or estimate.capacity_bytes is None:
+    if estimate.capacity_bytes is None:
         return f"{size}, no GPU given to compare with"
-    word = "FITS" if estimate.fits else "DOES NOT FIT"
+    word = "FITS" if estimate.fits else "TOO CLOSE TO SAY" if estimate.is_close else "DOES NOT FIT"
     share = share_text(estimate.peak_live_bytes, estimate.capacity_bytes)
     return f"{word}, {size} of {bytes_text(estimate.capacity_bytes)} ({share})"
 
@@ -218,7 +222,7 @@ def _data(
         "world_size": run.world_size,
         "config": dict(run.config),
         "gpu": None if run.hardware is None else run.hardware.get("name"),
-        "compile_ns": run.duration_ns,
+        "compile_ns": _compile_ns(content.passes),
         "passes": len(content.passes),
         "peak": _peak_data(estimate),
         "categories": {} if estimate is None else dict(estimate.peak_categories),

@@ -91,7 +91,14 @@ def _what_was_found(module: ModuleType, location: str) -> str:
     listing = ", ".join(shown[:_MAX_LISTED])
     if len(shown) > _MAX_LISTED:
         listing += f" and {len(shown) - _MAX_LISTED} more"
-    return f"Found: {listing}. Name one, as in {location}:{next(iter(candidates))}"
+    return f"Found: {listing}. Name one, as in {location}:{_likeliest(candidates)}"
+
+
+def _likeliest(candidates: Mapping[str, str]) -> str:
+    """The factory by its name; else the last class, which is made of those before it."""
+    known = [name for name in FACTORY_NAMES if name in candidates]
+    modules = [name for name, kind in candidates.items() if kind == "torch.nn.Module"]
+    return [*candidates, *modules[-1:], *known[::-1]][-1]
 
 
 def _candidates(module: ModuleType) -> dict[str, str]:

@@ -36,19 +36,19 @@ _COLUMNS = (
         "time", lambda row: (format_duration(row.duration_ns), "text"), 8, align="right"
     ),
     Column[CollectiveRow]("exposed", _exposed, 9, align="right"),
-    Column[CollectiveRow]("cause", lambda row: (row.cause, "operator"), 14, grow=1, keep="ends"),
-    Column[CollectiveRow](
-        "module", lambda row: (row.module, "module"), 22, grow=2, keep="end", from_width=104
-    ),
-    Column[CollectiveRow](
-        "over", lambda row: (f"{row.axis}×{row.group_size}", "muted"), 6, from_width=116
-    ),
     Column[CollectiveRow](
         "from → to",
         lambda row: (f"{row.source_placement} → {row.target_placement}", "sharded"),
         22,
         grow=1,
-        from_width=138,
+        from_width=100,
+    ),
+    Column[CollectiveRow]("cause", lambda row: (row.cause, "operator"), 14, grow=1, keep="ends"),
+    Column[CollectiveRow](
+        "module", lambda row: (row.module, "module"), 22, grow=2, keep="end", from_width=124
+    ),
+    Column[CollectiveRow](
+        "over", lambda row: (f"{row.axis}×{row.group_size}", "muted"), 6, from_width=134
     ),
 )
 _SORTS = ("in order", "by bytes", "by time", "by exposed time")

@@ -50,28 +50,30 @@ def _name(row: NodeRow) -> Span:
 
 _NODES = (
     Column[NodeRow]("#", lambda row: (str(row.position), "muted"), 5, align="right"),
-    Column[NodeRow]("node", _name, 18, grow=2, keep="ends"),
+    Column[NodeRow]("node", _name, 22, grow=3, keep="ends"),
+    Column[NodeRow]("module", lambda row: (row.module, "module"), 14, grow=2, keep="end"),
     Column[NodeRow](
-        "operator", lambda row: (operator_words(row.op, row.target), "operator"), 12, grow=1
-    ),
-    Column[NodeRow](
-        "placement", lambda row: (row.placement or "", placement_tone(row.placement)), 11, grow=1
-    ),
-    Column[NodeRow](
-        "on a rank",
-        lambda row: (format_tensor(row.dtype, row.local_shape or row.global_shape), "text"),
-        17,
-        grow=1,
+        "placement", lambda row: (row.placement or "", placement_tone(row.placement)), 11
     ),
     Column[NodeRow](
         "bytes",
         lambda row: ("" if row.local_bytes is None else format_bytes(row.local_bytes), "text"),
         8,
         align="right",
-        from_width=86,
     ),
     Column[NodeRow](
-        "module", lambda row: (row.module, "module"), 20, grow=2, keep="end", from_width=110
+        "on a rank",
+        lambda row: (format_tensor(row.dtype, row.local_shape or row.global_shape), "text"),
+        14,
+        grow=1,
+        from_width=80,
+    ),
+    Column[NodeRow](
+        "operator",
+        lambda row: (operator_words(row.op, row.target), "operator"),
+        12,
+        grow=1,
+        from_width=110,
     ),
 )
 

@@ -9,7 +9,7 @@ from textual import on
 from textual.binding import BindingType
 from textual.widget import Widget
 
-from autosp_inspector.rows import LiveTensorRow, Source
+from autosp_inspector.rows import EstimateRow, LiveTensorRow, Source
 from autosp_tui.bindings import bindings_of
 from autosp_tui.describe import describe_point
 from autosp_tui.present import Span, format_bytes, format_share, format_tensor, line, plural
@@ -25,6 +25,12 @@ from autosp_tui.widgets.virtual_list import VirtualList
 def _category(row: LiveTensorRow) -> Span:
     name = row.category.replace("_", " ")
     return f"{category_fill(row.category)} {name}", category_tone(row.category)
+
+
+def _fit(estimate: EstimateRow) -> tuple[str, str]:
+    if estimate.is_close:
+        return "too close to say", "warning"
+    return ("fits", "good") if estimate.fits else ("does not fit", "bad")
 
 
 def _created(source: Source | None) -> str:
@@ -102,7 +108,7 @@ class MemoryView(View):
         spans: list[Span] = [(f"peak {format_bytes(estimate.peak_live_bytes)}", "strong")]
         if estimate.capacity_bytes is not None:
             share = format_share(estimate.peak_live_bytes, estimate.capacity_bytes)
-            word, tone = ("fits", "good") if estimate.fits else ("does not fit", "bad")
+            word, tone = _fit(estimate)
             spans.append((f"  {word}: {share} of {format_bytes(estimate.capacity_bytes)}", tone))
         spans.append((f"  {estimate.peak_phase} ", "muted"))
         spans.append((estimate.peak_node, "operator"))

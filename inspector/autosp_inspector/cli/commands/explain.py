@@ -21,13 +21,14 @@ from autosp_inspector.queries.nodes import (
     derived_nodes,
     find_node,
     node_history,
+    program_names,
     similar_names,
     users_of,
 )
 from autosp_inspector.queries.passes import list_passes
 from autosp_inspector.report.explain import NodeKnowledge, explain_report
 from autosp_inspector.report.report import Report
-from autosp_inspector.rows import CollectiveRow, CostRow, NodeRow
+from autosp_inspector.rows import CollectiveRow, CostRow, DecisionRow, NodeRow
 from autosp_inspector.target.errors import TargetError
 from autosp_inspector.target.specification import recognise
 from autosp_inspector.trace import Trace
@@ -96,12 +97,12 @@ def _report(
     node = find_node(trace, name, **wanted)
     if node is None:
         raise _no_such_node(trace, name, source.text)
-    derived = derived_nodes(trace, node.name)
+    derived = derived_nodes(trace, node.name) if node.graph == "program" else ()
     return explain_report(
         NodeKnowledge(
             node=node,
             history=node_history(trace, node.name, graph=node.graph),
-            decisions=list_decisions(trace, node=node.name),
+            decisions=_decisions_of(trace, node),
             collectives=_collectives_of(trace, node),
             derived=derived,
             users=users_of(trace, node.name, node.graph),
@@ -120,7 +121,19 @@ def _no_such_node(trace: Trace, name: str, where: str) -> TraceError:
 
 
 def _collectives_of(trace: Trace, node: NodeRow) -> tuple[CollectiveRow, ...]:
-    return tuple(row for row in list_collectives(trace) if node.name in (row.cause, row.name))
+    """Itself; those for the sake of a node of the program."""
+    is_cause = node.graph == "program"
+    return tuple(
+        row
+        for row in list_collectives(trace)
+        if (row.name, row.graph) == (node.name, node.graph) or (is_cause and row.cause == node.name)
+    )
+
+
+def _decisions_of(trace: Trace, node: NodeRow) -> tuple[DecisionRow, ...]:
+    """About the node of the program, or about the one that a derived node comes from."""
+    names = (node.name,) if node.graph == "program" else program_names(node)
+    return tuple(row for name in names for row in list_decisions(trace, node=name))
 
 
 def _costs(trace: Trace, nodes: Sequence[NodeRow]) -> tuple[CostRow, ...]:

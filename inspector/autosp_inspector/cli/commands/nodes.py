@@ -45,7 +45,9 @@ def view() -> View:
     )
     return View(
         "nodes",
-        "The nodes of a graph.\n\nOperator, shapes, placement, bytes and source line of each.",
+        "The nodes of a graph.\n\nOperator, shapes, placement, bytes and source line of each. A "
+        "node without placement and global shape is a buffer around a collective, or an "
+        "intermediate of one operator.",
         _report,
         options=options,
     )
