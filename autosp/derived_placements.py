@@ -144,7 +144,8 @@ class _Labels:
         given = self._program.find_nodes(op="placeholder")
         placeholders = self._derived.find_nodes(op="placeholder")
         inputs = [node for node in placeholders if not is_backward(node)]
-        for node, source in zip(inputs[len(inputs) - len(given) :], given, strict=True):
+        own = inputs[max(len(inputs) - len(given), 0) :]
+        for node, source in zip(own, given, strict=True):
             tag = local_tag(source)
             if tag is not None and tag.placement is not None and tag.global_shape is not None:
                 self._label(node, Placed(tag.placement, tag.global_shape))
@@ -153,11 +154,10 @@ class _Labels:
         for node in tangents:
             results = [result for leaf in leaving for result in _results(leaf)]
             self._label(node, _dual(self._alone(node, results)))
-        if tangents:
-            gradients = _returned(self._derived)[-len(inputs) :]
-            for node, gradient in zip(inputs, gradients, strict=True):
-                if isinstance(gradient, Node):
-                    self._label(gradient, _dual(placed_of(node)))
+        gradients = _returned(self._derived)[-len(inputs) :] if tangents and inputs else []
+        for node, gradient in zip(inputs[len(inputs) - len(gradients) :], gradients, strict=True):
+            if isinstance(gradient, Node):
+                self._label(gradient, _dual(placed_of(node)))
 
     def _value(self, node: Node) -> Placed | None:
         """The placement of what other nodes of the program read, or the caller."""

@@ -545,6 +545,10 @@ class _Walk:
             ]
             if copies:
                 values[node.name], more_values[node.name] = copies[0], tuple(copies[1:])
+                if (
+                    isinstance(whole, Value) and not copies[0].comparable
+                ):  # rows in the rank's own order, counts of its own
+                    self._builder.amend(whole.node, placement=None, global_shape=None)
         return ShardedProgram(
             program,
             values,

@@ -122,8 +122,10 @@ def test_parts_combined_by_their_label_are_what_one_rank_computes(
         placed = placed_of(node)
         if placed is None:
             continue
-        num_checked += 1
         parts = [part.detach() for part in values[node.name]]
+        if not any(part.any() for part in parts):  # what padding rows add to a gradient
+            continue
+        num_checked += 1
         claims = candidates(parts, placed, is_backward(node))
         if not any(is_among(claim, known[placed.shape]) for claim in claims):
             wrong.append(f"{node.format_node()} {placed}")

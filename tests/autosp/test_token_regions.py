@@ -5,7 +5,12 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 
-from tests.support.programs import WIDTH, SmallModel, assert_right, prove
+from autosp.graph import local_tag
+from autosp.mesh import Mesh
+from autosp.oracle.check import with_captured
+from autosp.pipeline import PassContext
+from autosp.sharding.propagate import shard
+from tests.support.programs import WIDTH, SmallModel, assert_right, prove, tokens
 
 NUM_EXPERTS = 4
 PER_TOKEN = 2
@@ -72,3 +77,19 @@ def test_a_count_that_leaves_the_region_is_that_of_all_tokens():
 
     for proof in prove(SmallModel(after=after)):
         assert proof.report.ok, proof.report.first_wrong
+
+
+def test_rows_in_the_order_of_a_rank_have_no_placement():
+    placements = {}
+
+    def look(captured, inputs):
+        with torch._guards.tracing(None), captured.fake_mode, torch.no_grad():
+            program = shard(captured.program, PassContext(Mesh(sp=2))).program
+        for node in program.graph.nodes:
+            if (tag := local_tag(node)) is not None:
+                placements.setdefault(tag.origin, []).append((tag.placement, tag.global_shape))
+
+    with_captured(SmallModel(after=sorted_experts), tokens(2, 12), {}, look)
+    assert placements["tanh"] == [(None, None)]
+    assert all(placement is None for placement, _ in placements["sort"])
+    assert placements["topk"] and all(placement for placement, _ in placements["topk"][1:])
