@@ -22,6 +22,7 @@ import torch
 import torch.distributed as dist
 from torch.utils._pytree import tree_map
 
+from autosp.dynamo import compiled_region
 from autosp.errors import AutoSPError, MeshError
 from autosp.events import SilentRecorder
 from autosp.graph import tensor_of
@@ -171,9 +172,7 @@ def _train_compiled(request: VerifyRequest) -> tuple[_Training, Backend]:
         allow_breaks=request.allow_breaks,
     )
     torch._dynamo.reset()
-    compiled = torch.compile(
-        subject.module, backend=entry, fullgraph=not request.allow_breaks, dynamic=False
-    )
+    compiled = compiled_region(subject.module, entry, allow_breaks=request.allow_breaks)
     group = dist.get_rank() // request.mesh.sp
     args, kwargs = _share_of_batch(subject, group, request.dp)
 
