@@ -27,6 +27,7 @@ from autosp.compilation import (
     unprinted_graphs,
 )
 from autosp.deepspeed_engine import engine_mesh, install, is_engine
+from autosp.dynamo import compiled_region
 from autosp.errors import AutoSPError
 from autosp.events import Recorder, RunStarted, SilentRecorder
 from autosp.findings import check_compilation
@@ -328,7 +329,7 @@ def compile(  # noqa: A001  the name users expect beside torch.compile
     region: Any = model if loss is None else _WithLoss(model, loss)
     if engine is not None:
         region = model.forward  # the engine's own hooks stay outside
-    region = torch.compile(region, backend=entry, fullgraph=not allow_breaks, dynamic=False)
+    region = compiled_region(region, entry, allow_breaks=allow_breaks)
     if sharded_inputs:
         region = ShardedInputs(region, signature, sharded_inputs, entry.group)
     if engine is None:

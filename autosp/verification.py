@@ -23,6 +23,7 @@ import torch.distributed as dist
 from torch.utils._pytree import tree_map
 
 from autosp.attention_choice import AttentionChoice
+from autosp.dynamo import compiled_region
 from autosp.errors import AutoSPError, MeshError
 from autosp.events import SilentRecorder
 from autosp.graph import tensor_of
@@ -176,9 +177,7 @@ def _train_compiled(request: VerifyRequest) -> tuple[_Training, Backend]:
     )
     install_output_hooks(subject.module)
     torch._dynamo.reset()
-    compiled = torch.compile(
-        subject.module, backend=entry, fullgraph=not request.allow_breaks, dynamic=False
-    )
+    compiled = compiled_region(subject.module, entry, allow_breaks=request.allow_breaks)
     group = dist.get_rank() // request.mesh.sp
     args, kwargs = _share_of_batch(subject, group, request.dp)
 
