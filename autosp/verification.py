@@ -231,10 +231,9 @@ def _compiled_on_one_rank(
         partitioner=request.partitioner,
         recorder=SilentRecorder(),
         padding_fill="last",
+        allow_breaks=request.allow_breaks,
     )
-    compiled: Callable[..., Any] = torch.compile(
-        module, backend=entry, fullgraph=True, dynamic=False
-    )
+    compiled: Callable[..., Any] = compiled_region(module, entry, allow_breaks=request.allow_breaks)
     return compiled
 
 
