@@ -231,10 +231,9 @@ def _compiled_on_one_rank(
         partitioner=request.partitioner,
         recorder=SilentRecorder(),
         padding_fill="last",
+        allow_breaks=request.allow_breaks,
     )
-    compiled: Callable[..., Any] = torch.compile(
-        module, backend=entry, fullgraph=True, dynamic=False
-    )
+    compiled: Callable[..., Any] = compiled_region(module, entry, allow_breaks=request.allow_breaks)
     return compiled
 
 
@@ -316,7 +315,9 @@ def _computes_in_float32(entry: Backend) -> bool:
 
 
 def _explained(report: VerifyReport, request: VerifyRequest) -> VerifyReport:
-    """With the first wrong node that the oracle finds."""
+    """With the first wrong node that the oracle finds, in a program that is one graph."""
+    if request.allow_breaks:
+        return replace(report, first_wrong_detail="no node is looked for where breaks are allowed")
     subject = request.build()
     args, kwargs = _share_of_batch(subject, 0, request.dp)
     found = check_module(
