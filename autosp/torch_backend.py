@@ -109,11 +109,11 @@ class Backend:
         if self._context.wants_graphs:
             self._check(compilation)
         leaves, group = compilation.outputs.leaves, self._group.group
-        same_inputs, is_shared = SameInputs(group), self._context.mesh.sp > 1
+        same_inputs = SameInputs(group, self._context.mesh.sp)
         given = compilation.captured.inputs[: len(example_inputs)]  # random keys come after
 
         def run(*arguments: Any) -> Any:
-            if is_shared and same_inputs.is_due:
+            if same_inputs.is_due:
                 same_inputs.check(
                     _whole_tensors(given, arguments, "input"),
                     _whole_tensors(given, arguments, "parameter"),

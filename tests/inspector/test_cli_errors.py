@@ -31,7 +31,7 @@ GPT = Path(__file__).parents[2] / "samples" / "gpt.py"
         (["--arg", "width"], ["--arg 'width' is not of the form name=value"]),
         (["--arg", "widht=3"], ["no parameter 'widht'", "Did you mean width?"]),
         (["--arg", "width=wide"], ["expected a whole number, not 'wide'"]),
-        (["--attention", "ring"], ["No such option '--attention'"]),
+        (["--attention", "rings"], ["'--attention'", "ring"]),
         (["--json", "--csv"], ["--json and --csv exclude each other"]),
         (["--qiet"], ["No such option '--qiet'", "--quiet"]),
     ],
