@@ -10,7 +10,7 @@ from __future__ import annotations
 import operator
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import torch
@@ -24,6 +24,7 @@ from torch.fx.node import map_aggregate
 
 from autosp.autocast_regions import AutocastInterpreter
 from autosp.checkpoint_regions import CHECKPOINT, CheckpointRegion, region_of
+from autosp.dynamic_sizes import DynamicSizes, inline_sizes
 from autosp.errors import AutoSPError, GraphBreakError
 from autosp.events import SourceLocation
 from autosp.graph import REGION_KEY, attribute_path, is_mutation, is_user_file, source_location
@@ -68,6 +69,16 @@ class CapturedProgram:
     """Regions of ``torch.utils.checkpoint``, in program order."""
     writes: tuple[str, ...] = ()
     """Buffers and inputs that take a new value at the end of the program."""
+    sizes: DynamicSizes = field(default_factory=DynamicSizes)
+    """What stays dynamic; empty for a program of one length."""
+
+    def lengths_in(self, inputs: Sequence[Any]) -> dict[Any, int]:
+        """Length that stays dynamic -> what it is for these inputs."""
+        return {
+            fake.node.expr: int(given)
+            for fake, given in zip(self.fake_inputs, inputs, strict=False)
+            if isinstance(fake, torch.SymInt)
+        }
 
 
 def capture(module: GraphModule, *, allow_breaks: bool = False) -> CapturedProgram:
@@ -84,17 +95,19 @@ def capture(module: GraphModule, *, allow_breaks: bool = False) -> CapturedProgr
     """
     if not allow_breaks:
         refuse_pieces(module)
-    _refuse_dynamic_sizes(module)
+    inputs = describe_inputs(module)
+    sizes = DynamicSizes.of(module, [given.name for given in inputs])
+    if sizes and allow_breaks:
+        raise sizes.refusal("pieces of a broken program serve one length each", "")
     drop_promises(module)
     _check_higher_order(module)
     _refuse_reads(module)
     placeholders = [node for node in module.graph.nodes if node.op == "placeholder"]
     given = [node.meta["example_value"] for node in placeholders]
     fake_mode = _fake_mode_of(given)
-    inputs = describe_inputs(module)
     with torch._guards.tracing(None), fake_mode:
         fakes = [
-            _of_its_own(_static(_whole(value)), requires_grad=graph_input.trainable)
+            _of_its_own(_static(_whole(value), sizes), requires_grad=graph_input.trainable)
             for value, graph_input in zip(given, inputs, strict=True)
         ]
     program, checkpoints = _trace(module, fakes, fake_mode)
@@ -109,10 +122,13 @@ def capture(module: GraphModule, *, allow_breaks: bool = False) -> CapturedProgr
         refuse_mutations(program)
     _drop_assertions(program)
     program.graph.eliminate_dead_code()
-    _refuse_unknown_shapes(program)
+    inline_sizes(program)
+    _refuse_unknown_shapes(program, sizes)
     _refuse_unseen_values(program)
     _redo_values_under_autocast(program, fake_mode)
-    return CapturedProgram(program, inputs, fake_mode, mutations, tuple(fakes), checkpoints, writes)
+    return CapturedProgram(
+        program, inputs, fake_mode, mutations, tuple(fakes), checkpoints, writes, sizes
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,20 +166,6 @@ def refuse_pieces(module: GraphModule) -> None:
     )
 
 
-def _refuse_dynamic_sizes(module: GraphModule) -> None:
-    """A size that must stay symbolic: each length is compiled on its own here."""
-    for node in module.graph.find_nodes(op="placeholder"):
-        example = getattr(node.meta.get("grapharg"), "example", None)
-        marked = getattr(example, "_dynamo_dynamic_indices", None)
-        if marked:
-            raise AutoSPError(
-                f"dim {min(marked)} of {_graph_input(node).name} is marked dynamic, "
-                "but a compilation serves one length",
-                hint="Remove torch._dynamo.mark_dynamic (or use maybe_mark_dynamic): another "
-                "length compiles again by itself. Pad to a few lengths to keep these few",
-            )
-
-
 def _fake_mode_of(values: Sequence[Any]) -> FakeTensorMode:
     for value in values:
         fake = block_of(value)
@@ -181,23 +183,23 @@ def _whole(value: Any) -> Any:
     return whole.requires_grad_(value.local.requires_grad)
 
 
-def _static(value: Any) -> Any:
-    """The same fake with its sizes pinned: a compilation serves one set of shapes.
+def _static(value: Any, dynamic: DynamicSizes) -> Any:
+    """The same fake with its sizes pinned, but for those that stay dynamic.
 
     Asking a symbolic size for its number adds a guard to dynamo's, so that another length
     starts another compilation instead of running this one.
     """
     if isinstance(value, torch.SymInt):
-        return int(value)
+        return value if dynamic.keeps(value) else int(value)
     if not isinstance(value, torch.Tensor):
         return value
     sizes, strides = list(value.shape), list(value.stride())
-    if all(type(number) is int for number in (*sizes, *strides)):
+    if all(type(number) is int or dynamic.keeps(number) for number in (*sizes, *strides)):
         return value
     with torch.no_grad():
         pinned = torch.empty_strided(
-            [int(size) for size in sizes],
-            [int(stride) for stride in strides],
+            [size if dynamic.keeps(size) else int(size) for size in sizes],
+            [stride if dynamic.keeps(stride) else int(stride) for stride in strides],
             dtype=value.dtype,
             device=value.device,
         )
@@ -330,11 +332,13 @@ def _drop_assertions(program: GraphModule) -> None:
         program.graph.erase_node(node)
 
 
-def _refuse_unknown_shapes(program: GraphModule) -> None:
+def _refuse_unknown_shapes(program: GraphModule, sizes: DynamicSizes) -> None:
     for node in program.graph.nodes:
         values = node.meta.get("val")
         for value in values if isinstance(values, (tuple, list)) else (values,):
-            if isinstance(value, torch.Tensor) and not all(type(s) is int for s in value.shape):
+            if isinstance(value, torch.Tensor) and not all(
+                type(s) is int or sizes.keeps(s) for s in value.shape
+            ):
                 raise AutoSPError(
                     f"the shape of {node.target} depends on data",
                     where=_where(node),

@@ -16,6 +16,7 @@ from typing import Any, Protocol
 
 from torch.fx import GraphModule
 
+from autosp.dynamic_sizes import DynamicSizes
 from autosp.events import (
     Alternative,
     Decision,
@@ -47,6 +48,8 @@ class PassContext:
     it, which the oracle checks by running both."""
     allow_breaks: bool = False
     """Each piece of a program that dynamo broke is compiled as a program of its own."""
+    sizes: DynamicSizes = field(default_factory=DynamicSizes)
+    """What stays dynamic in the program that is compiled."""
     progress: Progress | None = None
     compilation: int = 0
     next_pass_index: int = 0

@@ -14,14 +14,20 @@ form covers
 * shifted slices: ``x[:, :-1]`` keeps the blocks where they are and turns the last token
   into padding, ``atom = S - 1, pad + 1``.
 
+Where a program serves many lengths, ``atom`` and ``pad`` are expressions of the length. Such
+a cut counts as padded at every length.
+
 ``order`` says which blocks a rank holds: ``contiguous`` (block ``r``) or ``zigzag``
 (blocks ``r`` and ``2P-1-r`` of ``2P``, which balances causal ring attention).
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Any, Literal, cast
+
+from autosp.sizes import at_lengths, examples, is_symbolic, key_of, plain, same_size
 
 BlockOrder = Literal["contiguous", "zigzag"]
 
@@ -62,19 +68,34 @@ class Shard:
     def __hash__(self) -> int:
         return hash(self._key())
 
-    def _key(self) -> tuple[int, int, int, int, str]:
-        return (self.dim, self.atom, self.outer, self.pad, self.order)
+    def _key(self) -> tuple[Any, ...]:
+        return (self.dim, key_of(self.atom), key_of(self.outer), key_of(self.pad), self.order)
 
     def __str__(self) -> str:
         name = f"{self.dim}:{self.label}" if self.label else str(self.dim)
-        outer = f",outer={self.outer}" if self.outer != 1 else ""
-        pad = f",pad={self.pad}" if self.pad else ""
+        outer = "" if same_size(self.outer, 1) else f",outer={self.outer}"
+        pad = f",pad={self.pad_text}" if self.is_padded else ""
         order = f",{self.order}" if self.order != "contiguous" else ""
         return f"S({name}{outer}{pad}{order})"
+
+    @property
+    def is_padded(self) -> bool:
+        """Whether there may be padding rows."""
+        return is_symbolic(self.pad) or self.pad > 0
+
+    @property
+    def pad_text(self) -> str:
+        """How many padding rows there are, in words where the length decides."""
+        return "by length" if is_symbolic(self.pad) else str(self.pad)
 
     def on_dim(self, dim: int) -> Shard:
         """The same cut, on another dim (after a transpose, unsqueeze, ...)."""
         return replace(self, dim=dim)
+
+    def at_lengths(self, lengths: Mapping[Any, int]) -> Shard:
+        """The cut at given lengths (symbol -> number)."""
+        atom, outer, pad = (at_lengths(n, lengths) for n in (self.atom, self.outer, self.pad))
+        return replace(self, atom=atom, outer=outer, pad=pad)
 
     def block(self, num_ranks: int) -> int:
         """Rows of the atom that one rank holds, padding included."""
@@ -86,10 +107,26 @@ REPLICATE = Replicate()
 PARTIAL_SUM = Partial("sum")
 
 
+def example_placement(placement: Placement) -> Placement:
+    """The placement at the length that the program was traced with."""
+    if not isinstance(placement, Shard) or not is_symbolic(placement.pad):
+        return placement
+    atom, outer, pad = examples((placement.atom, placement.outer, placement.pad))
+    return replace(placement, atom=atom, outer=outer, pad=pad)
+
+
 def shard_dim(dim: int, size: int, num_ranks: int, *, outer: int = 1, label: str = "") -> Shard:
     """Cut a dim of ``size`` rows over ``num_ranks``, padded where it must be."""
     atom = size // outer
-    return Shard(dim=dim, atom=atom, outer=outer, pad=-atom % num_ranks, label=label)
+    return Shard(dim, atom, outer, padding(atom, num_ranks), label=label)
+
+
+def padding(size: int, num_ranks: int) -> int:
+    """Rows to append to ``size`` rows so that ``num_ranks`` divides them."""
+    if is_symbolic(size):  # blocks times ranks: torch can cancel it
+        padded = (size + num_ranks - 1) // num_ranks * num_ranks
+        return cast(int, plain(padded - size))
+    return -size % num_ranks
 
 
 def local_shape(

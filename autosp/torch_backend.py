@@ -21,6 +21,7 @@ from autosp.compilation import (
     lower_to_rank,
     unprinted_graphs,
 )
+from autosp.dynamic_sizes import trace_again_with_constant_numbers
 from autosp.errors import AutoSPError
 from autosp.events import Recorder, RunStarted, SilentRecorder
 from autosp.findings import check_compilation
@@ -39,7 +40,9 @@ from autosp.runtime.sharded_inputs import ShardedInputs
 class Backend:
     """A ``torch.compile`` backend; one object serves all compilations of a model.
 
-    A second sequence length is a second compilation: shapes are static in each.
+    A second sequence length is a second compilation, unless that size is marked with
+    ``torch._dynamo.mark_dynamic`` or the model is compiled with ``dynamic=True``: one program
+    then serves every length (see :mod:`autosp.dynamic_sizes`).
     """
 
     def __init__(
@@ -71,6 +74,7 @@ class Backend:
         return self._group.group
 
     def __call__(self, module: GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
+        trace_again_with_constant_numbers(module)
         self._context.compilation = len(self.compilations)
         with unprinted_graphs():
             compilation = lower_to_rank(module, self._context)
@@ -89,17 +93,22 @@ class Backend:
         if not compilation.outputs.any_sharded and not takes_blocks and not keys:
             return compiled
         leaves, group = compilation.outputs.leaves, self._group.group
+        lengths_in = compilation.captured.lengths_in
 
         def run(*arguments: Any) -> Any:
             results = compiled(*map(block_of, arguments), *compilation.draw_random_keys())
-            return [_leave(r, leaf, group) for r, leaf in zip(results, leaves, strict=True)]
+            lengths = lengths_in(arguments)
+            return [
+                _leave(result, leaf and leaf.at_lengths(lengths), group)
+                for result, leaf in zip(results, leaves, strict=True)
+            ]
 
         return run
 
     def _check(self, compilation: RankCompilation) -> None:
         """Tell an observer what the checks find; those that need an estimate have none."""
         description = "did sequence parallelism happen, and is it right"
-        with self._context.running("check", description, {}):
+        with self._context.running("check", description, {}), self._context.sizes.reading():
             for finding in check_compilation(compilation, None):
                 self._context.find(finding)
 
@@ -192,6 +201,7 @@ def compile(  # noqa: A001  the name users expect beside torch.compile
     recorder: Recorder | None = None,
     padding_fill: str = "last",
     allow_breaks: bool = False,
+    dynamic: bool = False,
 ) -> torch.nn.Module:
     """Compile a model for sequence-parallel training; call the result like the model.
 
@@ -205,6 +215,8 @@ def compile(  # noqa: A001  the name users expect beside torch.compile
             compiled region, in the order of the ranks; parts may differ in length. Inputs
             that are not named are full on each rank.
         mesh, inner, partitioner, recorder, padding_fill, allow_breaks: see :func:`backend`.
+        dynamic: one compilation serves all batch sizes and sequence lengths; by default each
+            is compiled on its own, but for sizes marked with ``torch._dynamo.mark_dynamic``.
 
     Raises:
         AutoSPError: as :func:`backend`; errors of the compilation come with the first call.
@@ -218,7 +230,7 @@ def compile(  # noqa: A001  the name users expect beside torch.compile
         allow_breaks=allow_breaks,
     )
     region = model if loss is None else _WithLoss(model, loss)
-    compiled = torch.compile(region, backend=entry, fullgraph=not allow_breaks, dynamic=False)
+    compiled = torch.compile(region, backend=entry, fullgraph=not allow_breaks, dynamic=dynamic)
     if not sharded_inputs:
         return cast(torch.nn.Module, compiled)
     signature = _signature(model, takes_targets=loss is not None)

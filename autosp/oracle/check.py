@@ -9,11 +9,13 @@ from typing import Any
 
 import torch
 from torch.fx import Graph, GraphModule, Node
+from torch.fx.node import map_aggregate
 from torch.utils._pytree import tree_leaves
 
 from autosp.capture import CapturedProgram, capture
+from autosp.dynamic_sizes import DynamicSizes
 from autosp.errors import AutoSPError
-from autosp.graph import local_tag, module_path, output_node, shape_of, source_location
+from autosp.graph import module_path, output_node, source_location
 from autosp.loggers import quiet_loggers
 from autosp.mesh import Mesh
 from autosp.oracle.combine import combine_cotangents, combine_values, cut_blocks
@@ -67,14 +69,39 @@ def check_program(
     """
     tolerance = coarsest_tolerance(program) if tolerance is None else tolerance
     fake_mode = _fake_mode(program, captured)
-    program, inputs = _with_keyed_randomness(program, inputs)
+    program, inputs = with_keyed_randomness(program, inputs)
+    return check_ranks(
+        program,
+        inputs,
+        lambda fill: compile_ranks(program, num_ranks, fill, passes, fake_mode),
+        fills=fills,
+        tolerance=tolerance,
+    )
+
+
+def check_ranks(
+    program: GraphModule,
+    inputs: Sequence[Any],
+    ranks_of: Callable[[str], list[ShardedProgram]],
+    *,
+    fills: Sequence[str],
+    tolerance: float,
+) -> OracleReport:
+    """Prove the programs of the ranks against ``program``.
+
+    Args:
+        program: with random operators in their keyed form.
+        inputs: real tensors, one a placeholder.
+        ranks_of: padding fill -> the programs of all ranks.
+        fills, tolerance: see :func:`check_program`.
+    """
     reference = _Reference.of(program, inputs)
     by_fill: dict[str, RankRun] = {}
     counts: Counter[Quantity] = Counter()
     errors = _Errors()
     num_fallbacks = 0
     for fill in fills:
-        ranks = _compile(program, num_ranks, fill, passes, fake_mode)
+        ranks = ranks_of(fill)
         run = by_fill[fill] = RankRun.of(ranks, inputs, reference)
         num_fallbacks = sum(ranks[0].fallbacks.values())
         search = _Search(reference, run, fill, tolerance, errors)
@@ -91,7 +118,7 @@ def check_program(
 def _has_padding(sharded: ShardedProgram) -> bool:
     """Without padding rows all fills give the same program."""
     placements = (value.placement for value in sharded.values.values())
-    return any(isinstance(placement, Shard) and placement.pad > 0 for placement in placements)
+    return any(isinstance(placement, Shard) and placement.is_padded for placement in placements)
 
 
 def _report(
@@ -139,6 +166,10 @@ def check_module(
     return reports[0]
 
 
+Call = tuple[Sequence[Any], Mapping[str, Any]]
+"""Arguments of one call of a model."""
+
+
 def with_captured(
     module: torch.nn.Module,
     args: Sequence[Any],
@@ -150,17 +181,22 @@ def with_captured(
     Raises:
         AutoSPError: the forward is not one graph, or ``use`` raised one.
     """
-    captured: list[CapturedProgram] = []
+    with_captured_calls(module, [(args, kwargs)], use)
+
+
+def with_captured_calls(
+    module: torch.nn.Module,
+    calls: Sequence[Call],
+    use: Callable[[CapturedProgram, Sequence[Any]], None],
+) -> None:
+    """:func:`with_captured` for several calls; those that share a program are given the same."""
 
     def backend(graph: GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
         del example_inputs
-        captured.append(capture(graph))
-        used = [False]
+        captured = capture(graph)
 
         def run(*inputs: Any) -> Any:
-            assert not used[0]
-            used[0] = True
-            use(captured[0], inputs)
+            use(captured, inputs)
             return graph(*inputs)
 
         return run
@@ -170,7 +206,8 @@ def with_captured(
     compiled = torch.compile(module, backend=backend, fullgraph=True, dynamic=False)
     try:
         with quiet_loggers():
-            compiled(*args, **kwargs)
+            for args, kwargs in calls:
+                compiled(*args, **kwargs)
     except torch._dynamo.exc.BackendCompilerFailed as failure:
         if isinstance(failure.inner_exception, AutoSPError):
             raise failure.inner_exception from None
@@ -295,16 +332,12 @@ def _whole_outputs(sharded: ShardedProgram, values: RankValues) -> list[torch.Te
     nodes = [leaf for leaf in leaves if _is_node(leaf)]
     return [
         whole.detach()
-        for node, placement in zip(nodes, sharded.output_placements, strict=True)
-        if placement is not None
-        for whole in combine_values(values[node.name], placement, _global_shape(node))
+        for node, placement, shape in zip(
+            nodes, sharded.output_placements, sharded.output_shapes, strict=True
+        )
+        if placement is not None and shape is not None
+        for whole in combine_values(values[node.name], placement, shape)
     ]
-
-
-def _global_shape(node: Node) -> tuple[int, ...]:
-    tag = local_tag(node)
-    known = tag.global_shape if tag is not None else None
-    return shape_of(node) if known is None else known
 
 
 def _is_node(leaf: Any) -> bool:
@@ -323,23 +356,29 @@ def _gradients(
     return torch.autograd.grad(starts, of, seeds, allow_unused=True)
 
 
-def _compile(
-    program: GraphModule, num_ranks: int, fill: str, passes: Sequence[Pass], fake_mode: Any
+def compile_ranks(
+    program: GraphModule,
+    num_ranks: int,
+    fill: str,
+    passes: Sequence[Pass],
+    fake_mode: Any,
+    sizes: DynamicSizes | None = None,
 ) -> list[ShardedProgram]:
-    """The programs of all ranks; passes run on a copy."""
+    """The programs of all ranks; passes run on a copy. ``sizes`` stay dynamic."""
     rewritten = _copy(program)
-    context = PassContext(Mesh(sp=num_ranks), padding_fill=fill)
+    contexts = [
+        PassContext(Mesh(sp=num_ranks, rank=rank), padding_fill=fill, sizes=sizes or DynamicSizes())
+        for rank in range(num_ranks)
+    ]
     with torch._guards.tracing(None):
         for item in passes:
-            rewritten = item.run(rewritten, context)
+            rewritten = item.run(rewritten, contexts[0])
+            contexts[0].sizes.check(item.name)
         with fake_mode, torch.no_grad():
-            return [
-                shard(rewritten, PassContext(Mesh(sp=num_ranks, rank=rank), padding_fill=fill))
-                for rank in range(num_ranks)
-            ]
+            return [shard(rewritten, context) for context in contexts]
 
 
-def _with_keyed_randomness(
+def with_keyed_randomness(
     program: GraphModule, inputs: Sequence[Any]
 ) -> tuple[GraphModule, Sequence[Any]]:
     """The program whose random numbers do not depend on who computes them, and their keys.
@@ -359,8 +398,13 @@ def _with_keyed_randomness(
 def _copy(program: GraphModule) -> GraphModule:
     graph = Graph()
     copied: dict[Node, Node] = {}
-    result = graph.graph_copy(program.graph, copied)
-    graph.output(result)
+    for node in program.graph.nodes:
+        copy = copied[node] = graph.create_node(node.op, node.target, name=node.name)
+        # Sizes that stay dynamic are expressions, which create_node warns of.
+        copy.args, copy.kwargs = map_aggregate(
+            (node.args, node.kwargs), lambda a: copied[a] if isinstance(a, Node) else a
+        )
+        copy.meta = dict(node.meta)
     assert all(old.name == new.name for old, new in copied.items())
     return GraphModule(program, graph)
 

@@ -17,6 +17,7 @@ from autosp.runtime import keyed_random
 from autosp.sharding.builder import Value
 from autosp.sharding.operation import NoRule, Operation, RuleTable
 from autosp.sharding.randomness import attention_dropout
+from autosp.sizes import examples
 
 aten = torch.ops.aten
 
@@ -84,7 +85,7 @@ def check_head_counts(op: Operation, num_heads: int, num_kv_heads: int) -> None:
 def _head_cut(op: Operation, tensor: Value) -> Shard:
     num_heads = tensor.shape[HEAD_DIM]
     cut = shard_dim(HEAD_DIM, num_heads, op.num_ranks, label="head")
-    assert cut.pad == 0
+    assert not cut.is_padded
     return cut
 
 
@@ -123,7 +124,7 @@ def _local_mask(op: Operation, num_heads: int) -> Value | None:
 
 
 def _explain(op: Operation, query: Value, key: Value) -> None:
-    batch, num_heads, length, size = query.shape
+    batch, num_heads, length, size = examples(query.shape)
     gathered = 2 * batch * key.shape[HEAD_DIM] * length * size * query.dtype.itemsize
     op.decide(
         "applied",

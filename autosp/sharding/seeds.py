@@ -16,7 +16,7 @@ from torch.fx import Graph, Node
 from autosp.capture import GraphInput
 from autosp.errors import ShardingError
 from autosp.graph import is_operator, shape_of
-from autosp.placement import Shard
+from autosp.placement import Shard, padding
 from autosp.sharding.attention import ATTENTION, SEQUENCE_DIM
 from autosp.sharding.handwritten import handwritten_scores
 from autosp.sharding.trace_dim import TracedDim, sources_of_dim
@@ -47,7 +47,7 @@ class Seed:
 
 def sequence_cut(along: TracedDim, num_ranks: int) -> Shard:
     """The sequence dim in equal blocks, padded at its end where it must be."""
-    pad = -along.size % num_ranks
+    pad = padding(along.size, num_ranks)
     return Shard(along.dim, along.size, along.outer, pad, label=SEQUENCE_LABEL)
 
 
