@@ -34,6 +34,7 @@ from autosp.compilation import (
 )
 from autosp.cost.step import CompiledStep
 from autosp.dry_run_pieces import PieceCompiler
+from autosp.dynamo import compiled_region
 from autosp.errors import AutoSPError, GraphBreakError
 from autosp.estimate import StepEstimate, estimate_step
 from autosp.events import Finding, Recorder, RunFinished, RunStarted, SilentRecorder
@@ -283,7 +284,7 @@ def _dynamo(
     torch._dynamo.reset()
     try:
         with quiet_loggers():
-            yield torch.compile(region, backend=backend, fullgraph=fullgraph, dynamic=False)
+            yield compiled_region(region, backend, allow_breaks=not fullgraph)
     except BackendCompilerFailed as failure:
         if isinstance(failure.inner_exception, (_Captured, AutoSPError)):
             raise failure.inner_exception from None

@@ -28,6 +28,7 @@ from autosp.compilation import (
 )
 from autosp.deepspeed_engine import engine_mesh, install, is_engine
 from autosp.dynamic_sizes import trace_again_with_constant_numbers
+from autosp.dynamo import compiled_region
 from autosp.errors import AutoSPError
 from autosp.events import Recorder, RunStarted, SilentRecorder
 from autosp.findings import check_compilation
@@ -112,11 +113,12 @@ class Backend:
         if self._context.wants_graphs:
             self._check(compilation)
         leaves, group = compilation.outputs.leaves, self._group.group
-        same_inputs = SameInputs(group)
-        given, lengths_in = compilation.captured.inputs, compilation.captured.lengths_in
+        same_inputs, is_shared = SameInputs(group), self._context.mesh.sp > 1
+        given = compilation.captured.inputs[: len(example_inputs)]  # random keys come after
+        lengths_in = compilation.captured.lengths_in
 
         def run(*arguments: Any) -> Any:
-            if same_inputs.is_due:
+            if is_shared and same_inputs.is_due:
                 same_inputs.check(
                     _whole_tensors(given, arguments, "input"),
                     _whole_tensors(given, arguments, "parameter"),
@@ -339,7 +341,7 @@ def compile(  # noqa: A001  the name users expect beside torch.compile
     region: Any = model if loss is None else _WithLoss(model, loss)
     if engine is not None:
         region = model.forward  # the engine's own hooks stay outside
-    region = torch.compile(region, backend=entry, fullgraph=not allow_breaks, dynamic=dynamic)
+    region = compiled_region(region, entry, allow_breaks=allow_breaks, dynamic=dynamic)
     if sharded_inputs:
         region = ShardedInputs(region, signature, sharded_inputs, entry.group)
     if engine is None:

@@ -23,6 +23,7 @@ import torch.distributed as dist
 from torch.utils._pytree import tree_map
 
 from autosp.attention_choice import AttentionChoice
+from autosp.dynamo import compiled_region
 from autosp.errors import AutoSPError, MeshError
 from autosp.events import SilentRecorder
 from autosp.graph import tensor_of
@@ -176,9 +177,7 @@ def _train_compiled(request: VerifyRequest) -> tuple[_Training, Backend]:
     )
     install_output_hooks(subject.module)
     torch._dynamo.reset()
-    compiled = torch.compile(
-        subject.module, backend=entry, fullgraph=not request.allow_breaks, dynamic=False
-    )
+    compiled = compiled_region(subject.module, entry, allow_breaks=request.allow_breaks)
     group = dist.get_rank() // request.mesh.sp
     args, kwargs = _share_of_batch(subject, group, request.dp)
 
@@ -232,10 +231,9 @@ def _compiled_on_one_rank(
         partitioner=request.partitioner,
         recorder=SilentRecorder(),
         padding_fill="last",
+        allow_breaks=request.allow_breaks,
     )
-    compiled: Callable[..., Any] = torch.compile(
-        module, backend=entry, fullgraph=True, dynamic=False
-    )
+    compiled: Callable[..., Any] = compiled_region(module, entry, allow_breaks=request.allow_breaks)
     return compiled
 
 
@@ -317,7 +315,9 @@ def _computes_in_float32(entry: Backend) -> bool:
 
 
 def _explained(report: VerifyReport, request: VerifyRequest) -> VerifyReport:
-    """With the first wrong node that the oracle finds."""
+    """With the first wrong node that the oracle finds, in a program that is one graph."""
+    if request.allow_breaks:
+        return replace(report, first_wrong_detail="no node is looked for where breaks are allowed")
     subject = request.build()
     args, kwargs = _share_of_batch(subject, 0, request.dp)
     found = check_module(

@@ -11,7 +11,7 @@ from autosp.dry_run import dry_run
 from autosp.errors import AutoSPError, GraphBreakError
 from autosp.events import Finding, GraphSnapshot, ListRecorder, PassStarted
 from autosp.placement import Shard
-from tests.support.break_cases import WIDTH, Branching, FromNothing, Stack, nothing
+from tests.support.break_cases import WIDTH, Branching, FromNothing, Layer, Stack, nothing
 from tests.support.dry_runs import request_for
 from tests.support.gloo_cases import Broken
 
@@ -91,6 +91,26 @@ def test_what_a_break_in_a_loop_leaves_uncompiled_is_reported():
     (read,) = [f for f in result.findings if f.code == "read-between-pieces"]
     assert read.source is not None and "self.head(x)" in read.source.text
     assert read.cost_bytes == 8 * WIDTH * 4
+
+
+class Indexed(Layer):
+    index = 0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x) * (1 + self.index)
+
+
+class ManyDifferentLayers(Stack):
+    def __init__(self) -> None:
+        super().__init__(nothing, num_layers=0)
+        self.layers = torch.nn.ModuleList(Indexed() for _ in range(10))
+        for index, layer in enumerate(self.layers):
+            layer.index = index
+
+
+def test_layers_that_know_their_index_are_all_compiled():
+    result = dry_run(request_for(ManyDifferentLayers, sp=2, seq=8, allow_breaks=True))
+    assert [piece.sharded.num_attention_sites for piece in result.pieces] == [1] * 10
 
 
 def test_a_piece_without_tensor_inputs_runs_as_it_is():

@@ -7,13 +7,14 @@ from functools import partial
 import pytest
 
 from autosp.verification_processes import run_on_ranks
-from tests.support.break_cases import PROGRAMS, compare
-from tests.support.gloo_cases import run_cases
+from tests.support.break_cases import PROGRAMS, compare, dropping
+from tests.support.gloo_cases import Case, run_cases, verification
 
 
 @pytest.fixture(scope="module")
 def results():
-    cases = {name: partial(compare, name) for name in PROGRAMS}
+    cases: dict[str, Case] = {name: partial(compare, name) for name in PROGRAMS}
+    cases["dropout"] = verification(dropping, ranks=2, allow_breaks=True)
     return run_on_ranks(partial(run_cases, cases), num_ranks=2)
 
 
@@ -25,3 +26,10 @@ def test_pieces_train_as_the_eager_model(results, name):
     assert found["pieces"] >= 2
     assert found["loss"] < 1e-12
     assert found["gradients"] < 1e-12
+
+
+def test_dropout_in_pieces_and_between_them_is_that_of_one_rank(results):
+    report = results["dropout"]
+    assert not isinstance(report, str), report
+    assert report.ok, report.as_dict()
+    assert len(report.gradients) > 3

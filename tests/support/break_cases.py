@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -117,6 +118,18 @@ class FromNothing(Stack):
         return F.cross_entropy(logits[:, :-1].flatten(0, 1), labels[:, 1:].flatten())
 
 
+class Dropping(Stack):
+    """Random numbers in the pieces and between them."""
+
+    def forward(self, input_ids: Tensor, labels: Tensor) -> Tensor:
+        x = self.embedding(input_ids)
+        for layer in self.layers:
+            x = F.dropout(layer(x), 0.1)
+            torch._dynamo.graph_break()
+        logits = self.head(x)
+        return F.cross_entropy(logits[:, :-1].flatten(0, 1), labels[:, 1:].flatten())
+
+
 class Wrapped(nn.Module):
     """A loop that breaks, inside a submodule that is called between other operators."""
 
@@ -155,6 +168,20 @@ def batch() -> dict[str, Tensor]:
 def build(name: str) -> nn.Module:
     torch.manual_seed(0)
     return PROGRAMS[name]()
+
+
+@dataclass(frozen=True)
+class Subject:
+    """What :mod:`autosp.verification` runs."""
+
+    module: nn.Module
+    kwargs: dict[str, Tensor]
+    args: tuple[Any, ...] = ()
+
+
+def dropping() -> Subject:
+    torch.manual_seed(0)
+    return Subject(Dropping(num_layers=2).double(), batch())
 
 
 def compare(name: str) -> dict[str, Any]:

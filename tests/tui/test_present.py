@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -14,6 +16,7 @@ from autosp_tui.present import (
     format_duration,
     format_fraction,
     format_tensor,
+    short_path,
     short_target,
 )
 
@@ -85,3 +88,9 @@ def test_fitted_text_has_exactly_the_width_asked_for(text: str, width: int, keep
 def test_fitting_keeps_the_end_that_tells_names_apart() -> None:
     assert fit("layers.10.self_attn.q_proj", 12, keep="end") == "…attn.q_proj"
     assert fit("layers_0_attn_q_proj_weight", 13, keep="ends") == "layers…weight"
+
+
+def test_a_source_below_the_current_folder_is_relative_to_it() -> None:
+    assert short_path(f"{Path.cwd()}/samples/gpt.py") == "samples/gpt.py"
+    assert short_path("/elsewhere/gpt.py") == "/elsewhere/gpt.py"
+    assert short_path("/x/site-packages/transformers/llama.py") == "transformers/llama.py"

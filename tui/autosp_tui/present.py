@@ -10,6 +10,7 @@ from __future__ import annotations
 import unicodedata
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal
 
 from rich.cells import cell_len, set_cell_size
@@ -175,12 +176,12 @@ def operator_words(op: str, target: str) -> str:
 
 
 def short_path(path: str) -> str:
-    """A source file without the folder that packages are installed in."""
+    """A source file without the folder that packages are installed in, or the current one."""
     for folder in ("/site-packages/", "/dist-packages/"):
         before, found, inside = path.rpartition(folder)
         if found and before:
             return inside
-    return path
+    return path.removeprefix(f"{Path.cwd()}/")
 
 
 def kind_words(kind: str) -> str:
