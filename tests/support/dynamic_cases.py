@@ -97,18 +97,6 @@ def one_program_for_lengths(name: str, lengths: Sequence[int]) -> dict[str, floa
     return {**errors, "compilations": len(entry.compilations)}
 
 
-def one_program_for_batches_and_lengths() -> dict[str, float]:
-    """``dynamic=True``, with dropout off: no size and no number of the model is marked."""
-    model = sample("llama", batch=2, length=16, dtype="float64").module
-    entry = autosp.backend(inner="eager")
-    compiled = torch.compile(model, backend=entry, fullgraph=True, dynamic=True)
-    errors = {}
-    for batch, length in ((2, 16), (3, 17), (4, 11)):
-        inputs = sample("llama", batch=batch, length=length, dtype="float64").kwargs
-        errors |= _errors(model, compiled, (), inputs, f"{batch} x {length}")
-    return {**errors, "compilations": len(entry.compilations)}
-
-
 def _errors(
     model: torch.nn.Module, compiled: Any, args: Any, kwargs: Any, what: str
 ) -> dict[str, float]:
@@ -132,13 +120,15 @@ def loss_of(output: Any) -> Tensor:
 
 
 def logits_of_every_length() -> dict[str, float]:
-    """Sharded logits that are read, compiled by ``autosp.compile(dynamic=True)``."""
+    """Sharded logits that are read, compiled by ``autosp.compile(dynamic=True)``, of any batch."""
     model = BODIES["logits beside a loss"]
     compiled = autosp.compile(model, inner="eager", dynamic=True)
     errors = {}
-    for length in (12, 9, 15):
-        ids, labels = tokens(2, length)
-        (expected_loss, expected), (loss, logits) = model(ids, labels), compiled(ids, labels)
+    for batch, length in ((2, 12), (3, 9), (4, 15)):
+        ids, labels = tokens(batch, length)
+        expected_loss, expected = model(ids, labels)
+        with torch._dynamo.config.patch(error_on_recompile=True):
+            loss, logits = compiled(ids, labels)
         assert logits.shape == expected.shape
         errors[f"loss {length}"] = abs(float((loss - expected_loss).detach()))
         errors[f"logits {length}"] = float((logits.detach() - expected.detach()).abs().max())
@@ -159,7 +149,8 @@ def parts_of_every_length() -> dict[str, float]:
         expected.backward()
         reference = gradients_of(model)
         model.zero_grad()
-        loss = compiled(*parts)
+        with torch._dynamo.config.patch(error_on_recompile=True):
+            loss = compiled(*parts)
         loss.backward()
         autosp.average_gradients(model.parameters())
         errors[f"loss {length}"] = abs(float((loss - expected).detach()))
@@ -167,13 +158,8 @@ def parts_of_every_length() -> dict[str, float]:
     return errors
 
 
-def compiled_by_inductor() -> dict[str, float]:
-    """One attention; both graphs are compiled for every length."""
-    model = SmallModel(loss=shifted_loss)
-    entry = autosp.backend(inner="inductor")
-    compiled = torch.compile(model, backend=entry, fullgraph=True)
-    errors = {}
-    for length in (12, 9, 14):
-        args, _ = small_call(2, length)
-        errors |= _errors(model, compiled, args, {}, str(length))
-    return {**errors, "compilations": len(entry.compilations)}
+def ring_of_a_dynamic_length() -> dict[str, float]:
+    """Is refused on every rank."""
+    compiled = autosp.compile(BODIES["sum"], inner="eager", dynamic=True, attention="ring")
+    compiled(*tokens(2, 12))
+    return {}
