@@ -15,7 +15,6 @@ from tests.support.programs import VOCABULARY, WIDTH, SmallModel, tokens
 
 BODIES = {
     "sum": SmallModel(after=lambda m, x: x.sum(1)),
-    "mean": SmallModel(after=lambda m, x: x - x.mean((0, 1))),
     "largest": SmallModel(after=lambda m, x: x.amax(1) + x.softmax(1).sum(1)),
     "deviation": SmallModel(after=lambda m, x: x.std(1, keepdim=True) * x.cumsum(1)),
     "divided by the length": SmallModel(after=lambda m, x: x.sum(1) / x.shape[1] ** 0.5),
@@ -31,9 +30,6 @@ BODIES = {
     "window": SmallModel(attention=lambda m, q, k, v: masked(m, q, k, v, window)),
     "written out": SmallModel(attention=lambda m, q, k, v: (q @ k.mT).softmax(-1) @ v),
     "shifted loss": SmallModel(loss=lambda m, x: shifted_loss(m, x)),
-    "classes before tokens": SmallModel(
-        loss=lambda m, x: F.cross_entropy(m.logits(x).mT, m.labels)
-    ),
     "logits beside a loss": SmallModel(loss=lambda m, x: (x.pow(2).mean(), m.logits(x)[:, :-1])),
 }
 """What each operator does with rows must be right at every length."""
