@@ -10,7 +10,7 @@ from __future__ import annotations
 import operator
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import torch
@@ -19,10 +19,19 @@ from torch.fx import GraphModule, Node
 from torch.fx.node import map_aggregate
 
 from autosp.checkpoint_regions import CheckpointRegion
+from autosp.dynamic_sizes import DynamicSizes, inline_sizes
 from autosp.errors import AutoSPError, GraphBreakError
 from autosp.events import SourceLocation
 from autosp.graph import attribute_path, is_mutation, is_user_file, source_location
-from autosp.inlining import Found, Inlining, attach_backwards, check_nested, trace, where_of
+from autosp.inlining import (
+    BOUNDARY,
+    Found,
+    Inlining,
+    attach_backwards,
+    check_nested,
+    trace,
+    where_of,
+)
 from autosp.modes import restored_modes
 from autosp.placement import Shard
 from autosp.promises import drop_promises
@@ -66,6 +75,16 @@ class CapturedProgram:
     """Regions of ``torch.utils.checkpoint``, in program order."""
     writes: tuple[str, ...] = ()
     """Buffers and inputs that take a new value at the end of the program."""
+    sizes: DynamicSizes = field(default_factory=DynamicSizes)
+    """What stays dynamic; empty for a program of one length."""
+
+    def lengths_in(self, inputs: Sequence[Any]) -> dict[Any, int]:
+        """Length that stays dynamic -> what it is for these inputs."""
+        return {
+            fake.node.expr: int(given)
+            for fake, given in zip(self.fake_inputs, inputs, strict=False)
+            if isinstance(fake, torch.SymInt)
+        }
 
 
 def capture(module: GraphModule, *, allow_breaks: bool = False) -> CapturedProgram:
@@ -82,16 +101,18 @@ def capture(module: GraphModule, *, allow_breaks: bool = False) -> CapturedProgr
     """
     if not allow_breaks:
         refuse_pieces(module)
-    _refuse_dynamic_sizes(module)
+    inputs = describe_inputs(module)
+    sizes = DynamicSizes.of(module, [given.name for given in inputs])
+    if sizes and allow_breaks:
+        raise sizes.refusal("pieces of a broken program serve one length each", "")
     drop_promises(module)
     check_nested(module)
     placeholders = [node for node in module.graph.nodes if node.op == "placeholder"]
     given = [node.meta["example_value"] for node in placeholders]
     fake_mode = _fake_mode_of(given)
-    inputs = describe_inputs(module)
     with torch._guards.tracing(None), fake_mode:
         fakes = [
-            _of_its_own(_static(_whole(value)), requires_grad=graph_input.trainable)
+            _of_its_own(_static(_whole(value), sizes), requires_grad=graph_input.trainable)
             for value, graph_input in zip(given, inputs, strict=True)
         ]
     program, found = _trace(module, fakes, fake_mode)
@@ -104,18 +125,26 @@ def capture(module: GraphModule, *, allow_breaks: bool = False) -> CapturedProgr
         _name_inputs(program, inputs)
         writes = end_with_writes(program, written)
         refuse_mutations(program)
-    _tidy(program, fake_mode)
+    _refuse_custom_functions(program, sizes)
+    _tidy(program, fake_mode, sizes)
     for backward in attach_backwards(program, found.calls, fake_mode):
-        _tidy(backward, fake_mode)
+        _tidy(backward, fake_mode, sizes)
     return CapturedProgram(
-        program, inputs, fake_mode, mutations, tuple(fakes), tuple(found.checkpoints), writes
+        program, inputs, fake_mode, mutations, tuple(fakes), tuple(found.checkpoints), writes, sizes
     )
 
 
-def _tidy(program: GraphModule, fake_mode: FakeTensorMode) -> None:
+def _refuse_custom_functions(program: GraphModule, sizes: DynamicSizes) -> None:
+    """Their backwards are traced at one length."""
+    for node in program.graph.find_nodes(op="call_function", target=BOUNDARY) if sizes else ():
+        raise sizes.refusal("a custom torch.autograd.Function serves one length", where_of(node))
+
+
+def _tidy(program: GraphModule, fake_mode: FakeTensorMode, sizes: DynamicSizes) -> None:
     _drop_assertions(program)
     program.graph.eliminate_dead_code()
-    _refuse_unknown_shapes(program)
+    inline_sizes(program)
+    _refuse_unknown_shapes(program, sizes)
     _refuse_unseen_values(program)
     _redo_values_under_autocast(program, fake_mode)
 
@@ -155,20 +184,6 @@ def refuse_pieces(module: GraphModule) -> None:
     )
 
 
-def _refuse_dynamic_sizes(module: GraphModule) -> None:
-    """A size that must stay symbolic: each length is compiled on its own here."""
-    for node in module.graph.find_nodes(op="placeholder"):
-        example = getattr(node.meta.get("grapharg"), "example", None)
-        marked = getattr(example, "_dynamo_dynamic_indices", None)
-        if marked:
-            raise AutoSPError(
-                f"dim {min(marked)} of {_graph_input(node).name} is marked dynamic, "
-                "but a compilation serves one length",
-                hint="Remove torch._dynamo.mark_dynamic (or use maybe_mark_dynamic): another "
-                "length compiles again by itself. Pad to a few lengths to keep these few",
-            )
-
-
 def computes_from_nothing(module: GraphModule) -> bool:
     """Whether a graph has no tensor input: a piece that only makes tensors, for others to use."""
     given = (n.meta["example_value"] for n in module.graph.find_nodes(op="placeholder"))
@@ -192,23 +207,23 @@ def _whole(value: Any) -> Any:
     return whole.requires_grad_(value.local.requires_grad)
 
 
-def _static(value: Any) -> Any:
-    """The same fake with its sizes pinned: a compilation serves one set of shapes.
+def _static(value: Any, dynamic: DynamicSizes) -> Any:
+    """The same fake with its sizes pinned, but for those that stay dynamic.
 
     Asking a symbolic size for its number adds a guard to dynamo's, so that another length
     starts another compilation instead of running this one.
     """
     if isinstance(value, torch.SymInt):
-        return int(value)
+        return value if dynamic.keeps(value) else int(value)
     if not isinstance(value, torch.Tensor):
         return value
     sizes, strides = list(value.shape), list(value.stride())
-    if all(type(number) is int for number in (*sizes, *strides)):
+    if all(type(number) is int or dynamic.keeps(number) for number in (*sizes, *strides)):
         return value
     with torch.no_grad():
         pinned = torch.empty_strided(
-            [int(size) for size in sizes],
-            [int(stride) for stride in strides],
+            [size if dynamic.keeps(size) else int(size) for size in sizes],
+            [stride if dynamic.keeps(stride) else int(stride) for stride in strides],
             dtype=value.dtype,
             device=value.device,
         )
@@ -261,11 +276,13 @@ def _drop_assertions(program: GraphModule) -> None:
         program.graph.erase_node(node)
 
 
-def _refuse_unknown_shapes(program: GraphModule) -> None:
+def _refuse_unknown_shapes(program: GraphModule, sizes: DynamicSizes) -> None:
     for node in program.graph.nodes:
         values = node.meta.get("val")
         for value in values if isinstance(values, (tuple, list)) else (values,):
-            if isinstance(value, torch.Tensor) and not all(type(s) is int for s in value.shape):
+            if isinstance(value, torch.Tensor) and not all(
+                type(s) is int or sizes.keeps(s) for s in value.shape
+            ):
                 raise AutoSPError(
                     f"the shape of {node.target} depends on data",
                     where=where_of(node),

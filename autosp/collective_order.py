@@ -25,6 +25,7 @@ from autosp.graph import (
     is_unclassified_collective,
     tensor_of,
 )
+from autosp.sizes import examples
 
 
 @contextmanager
@@ -56,6 +57,8 @@ def collective_list(
     """Every collective of a step in order: phase, operator, group, what is sent, reduction.
 
     How many rows go to which rank is left out: with neighbours it differs from rank to rank.
+    Sizes that stay dynamic are what they are at the length of the trace: the names of lengths,
+    and the nodes that compute sizes, may differ between ranks.
     """
     phases = (("forward", forward), ("backward", backward))
     return tuple(
@@ -70,7 +73,7 @@ def collective_list(
 def _described(node: Node, group_name: str) -> str:
     sent = node.args[0] if node.args else None
     tensor = tensor_of(sent) if isinstance(sent, Node) else None
-    what = "" if tensor is None else f" of {tensor.dtype} {list(tensor.shape)}"
+    what = "" if tensor is None else f" of {tensor.dtype} {list(examples(tensor.shape))}"
     names = [a for a in (*node.args, *node.kwargs.values()) if isinstance(a, str)]
     group = "sp" if group_name in names else "another group"
     reduction = "".join(f", {name}" for name in names[:-1])

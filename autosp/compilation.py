@@ -27,7 +27,7 @@ from autosp.collective_order import collectives_stay_apart, keep_ring_in_backwar
 from autosp.cost.step import CompiledStep
 from autosp.derived_placements import label_placements
 from autosp.events import Finding, GraphSnapshot
-from autosp.graph import is_view, is_write, output_node, tensor_of
+from autosp.graph import is_view, is_write, num_bytes, output_node, tensor_of
 from autosp.inner import InnerCompiler
 from autosp.outputs import OutputPlan, plan_outputs
 from autosp.passes import PROGRAM_PASSES
@@ -138,6 +138,8 @@ def lower_captured(
     """
     with context.running("capture", "trace the model to a pre-dispatch forward graph", {}) as index:
         captured = captured_program()
+        context.sizes = captured.sizes
+        context.sizes.check("the capture")
         verify_program(captured.program, "capture")
         snapshot = cache(lambda: snapshot_user_program(captured.program, index))
         context.snapshot(snapshot)
@@ -151,7 +153,21 @@ def lower_captured(
         snapshot=lambda p, c: snapshot_user_program(p, c.current_pass),
         verify=lambda p, name: verify_program(p, name),
     )
+    context.sizes.check("a pass")
     return _shard(_with_random_keys(captured, program), program, context)
+
+
+def _report_dynamic_sizes(context: PassContext) -> None:
+    for symbol, name in context.sizes.names.items():
+        if symbol in context.sizes.env.replacements:  # another one stands for it
+            continue
+        shortest = context.sizes.shortest.get(symbol, 2)
+        context.decide(
+            "applied", "dynamic-sizes", "", f"{name} stays dynamic",
+            f"this program serves every size from {shortest} up; what is recorded of it is at "
+            f"{int(context.sizes.env.backed_var_to_val[symbol])}",
+            rule="dynamic_sizes",
+        )  # fmt: skip
 
 
 def _with_random_keys(captured: CapturedProgram, program: GraphModule) -> CapturedProgram:
@@ -214,6 +230,7 @@ def _shard(
         sharded = step.run_sharding(program, context)
         outputs = plan_outputs(sharded, context)
         verify_program(sharded.program, step.name, num_ranks=context.mesh.sp)
+        _report_dynamic_sizes(context)
         view = ProgramView.of(program, sharded.program, sharded.values, context.mesh.sp)
         context.snapshot(lambda: snapshot_rank_program(sharded.program, view, index))
     return RankCompilation(captured, sharded, outputs, view, context)
@@ -305,6 +322,7 @@ def compile_graphs(
             decompositions={} if inner is None else inner.decompositions(),
             keep_inference_input_mutations=True,
         )
+    context.sizes.check("the inner compiler")
     return compiled
 
 
@@ -418,7 +436,7 @@ def recomputed_nodes(forward: GraphModule, backward: GraphModule) -> frozenset[s
 
 def _num_bytes(node: Node) -> int:
     tensor = tensor_of(node)
-    return 0 if tensor is None else int(tensor.numel()) * tensor.element_size()
+    return 0 if tensor is None else num_bytes(tensor)
 
 
 def compiled_step(compilation: RankCompilation) -> CompiledStep:

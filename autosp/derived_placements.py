@@ -27,7 +27,16 @@ from torch.fx import Graph, GraphModule, Node
 from torch.utils._pytree import tree_leaves
 
 from autosp.graph import is_backward, is_operator, local_origin, local_tag, output_node, tensor_of
-from autosp.placement import PARTIAL_AVG, REPLICATE, Partial, Placement, Shard, local_shape
+from autosp.placement import (
+    PARTIAL_AVG,
+    REPLICATE,
+    Partial,
+    Placement,
+    Shard,
+    example_placement,
+    local_shape,
+)
+from autosp.sizes import examples
 
 aten = torch.ops.aten
 
@@ -132,7 +141,7 @@ class _Labels:
         tensor = tensor_of(node)
         if placed is None or tensor is None:
             return False
-        if local_shape(placed.shape, placed.placement, self._num_ranks) != tuple(tensor.shape):
+        if local_shape(placed.shape, placed.placement, self._num_ranks) != examples(tensor.shape):
             return False
         node.meta[PLACED_KEY] = placed
         return True
@@ -148,7 +157,7 @@ class _Labels:
         for node, source in zip(own, given, strict=True):
             tag = local_tag(source)
             if tag is not None and tag.placement is not None and tag.global_shape is not None:
-                self._label(node, Placed(tag.placement, tag.global_shape))
+                self._label(node, _placed_at_trace(tag.placement, tag.global_shape))
         tangents = placeholders[len(inputs) :]
         leaving = [leaf for leaf in _returned(self._program) if isinstance(leaf, Node)]
         for node in tangents:
@@ -208,7 +217,7 @@ class _Labels:
         tensor = tensor_of(node)
         if tensor is None:
             return set()
-        kind = (tuple(tensor.shape), tensor.dtype)
+        kind = (examples(tensor.shape), tensor.dtype)
         return {result.placed for result in results if (result.shape, result.dtype) == kind}
 
     def _alone(self, node: Node, results: Iterable[_Result]) -> Placed | None:
@@ -332,6 +341,11 @@ def _rows_placed(node: Node) -> Placed | None:
     return placed if placed.placement.dim != dim % len(placed.shape) else None
 
 
+def _placed_at_trace(placement: Placement, shape: tuple[int, ...]) -> Placed:
+    """Sizes that stay dynamic are shown as they are at the length of the trace."""
+    return Placed(example_placement(placement), examples(shape))
+
+
 def _dual(placed: Placed | None) -> Placed | None:
     return None if placed is None else Placed(dual(placed.placement), placed.shape)
 
@@ -343,8 +357,8 @@ def _results(node: Node) -> list[_Result]:
         return [result for part in _parts(node) for result in _results(part)]
     tag, placed = local_tag(node), None
     if tag is not None and tag.placement is not None and tag.global_shape is not None:
-        placed = Placed(tag.placement, tag.global_shape)
-    return [_Result(tuple(tensor.shape), tensor.dtype, placed)]
+        placed = _placed_at_trace(tag.placement, tag.global_shape)
+    return [_Result(examples(tensor.shape), tensor.dtype, placed)]
 
 
 def _results_at(origin: Node, node: Node) -> list[_Result]:
@@ -377,4 +391,4 @@ def _is_sum_of_cotangents(node: Node) -> bool:
 def _sizes(node: Node) -> tuple[int, ...]:
     tensor = tensor_of(node)
     assert tensor is not None
-    return tuple(tensor.shape)
+    return examples(tensor.shape)

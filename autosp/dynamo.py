@@ -12,8 +12,15 @@ MOST_COMPILATIONS = 256
 are compiled one by one, and dynamo runs what exceeds its limit of 8 uncompiled."""
 
 
-def compiled_region(function: Any, backend: Callable[..., Any], *, allow_breaks: bool) -> Any:
-    """``function`` (or a module) compiled as one graph, or in pieces where breaks are allowed."""
+def compiled_region(
+    function: Any, backend: Callable[..., Any], *, allow_breaks: bool, dynamic: bool = False
+) -> Any:
+    """``function`` (or a module) compiled as one graph, or in pieces where breaks are allowed.
+
+    With ``dynamic`` no size of its inputs is a constant.
+    """
     compile_it: Any = torch.compile
     limit = {"recompile_limit": MOST_COMPILATIONS} if allow_breaks else {}
-    return compile_it(function, backend=backend, fullgraph=not allow_breaks, dynamic=False, **limit)
+    return compile_it(
+        function, backend=backend, fullgraph=not allow_breaks, dynamic=dynamic, **limit
+    )

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from torch.fx import Graph, Node, traceback
 
 from autosp.events import CollectiveKind, NodeRole, SourceLocation
 from autosp.placement import Placement
+from autosp.sizes import examples, plain
 
 functional = torch.ops._c10d_functional
 
@@ -179,7 +181,12 @@ def tensor_of(node: Node) -> torch.Tensor | None:
 def shape_of(node: Node) -> tuple[int, ...]:
     """Shape of a node's tensor. The node must have one."""
     value = node.meta["val"]
-    return tuple(int(size) for size in value.shape)
+    return tuple(plain(size) for size in value.shape)
+
+
+def num_bytes(tensor: torch.Tensor) -> int:
+    """Bytes of a tensor's elements, at the length that the program was traced with."""
+    return prod(examples(tensor.shape)) * tensor.element_size()
 
 
 def output_node(graph: Graph) -> Node:

@@ -9,7 +9,8 @@ names the option; it is never a silent zero.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -21,6 +22,7 @@ from autosp.graph import CUSTOM_KEY, TAG_KEY, output_node, tensor_of
 from autosp.pipeline import PassContext
 from autosp.placement import Placement, Shard
 from autosp.sharding.propagate import ShardedProgram
+from autosp.sizes import at_lengths
 
 aten = torch.ops.aten
 
@@ -33,6 +35,13 @@ class OutputLeaf:
     shape: tuple[int, ...]
     """Global shape."""
     differentiable: bool
+
+    def at_lengths(self, lengths: Mapping[Any, int]) -> OutputLeaf:
+        """The leaf at given lengths (symbol -> number)."""
+        if not lengths or not isinstance(self.placement, Shard):
+            return self
+        shape = tuple(at_lengths(size, lengths) for size in self.shape)
+        return replace(self, placement=self.placement.at_lengths(lengths), shape=shape)
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,6 +17,7 @@ from typing import Any, Protocol
 from torch.fx import GraphModule
 
 from autosp.attention_choice import AttentionChoice
+from autosp.dynamic_sizes import DynamicSizes
 from autosp.events import (
     Alternative,
     Decision,
@@ -52,6 +53,8 @@ class PassContext:
     """Each piece of a program that dynamo broke is compiled as a program of its own."""
     in_pieces: bool = False
     """Whether dynamo did break it: what enters and leaves a piece goes to other pieces."""
+    sizes: DynamicSizes = field(default_factory=DynamicSizes)
+    """What stays dynamic in the program that is compiled."""
     progress: Progress | None = None
     compilation: int = 0
     next_pass_index: int = 0

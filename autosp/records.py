@@ -27,12 +27,20 @@ from autosp.graph import (
     local_origin,
     local_tag,
     module_of,
+    num_bytes,
     ring_note,
     source_location,
     tensor_of,
 )
-from autosp.placement import PARTIAL_SUM, REPLICATE, Placement, Replicate
+from autosp.placement import (
+    PARTIAL_SUM,
+    REPLICATE,
+    Placement,
+    Replicate,
+    example_placement,
+)
 from autosp.sharding.propagate import LocalValue
+from autosp.sizes import examples
 
 _SWAPPED: dict[NodeRole, NodeRole] = {"pack": "unpack", "unpack": "pack"}
 """The derivative of a pack is an unpack, and the other way round."""
@@ -62,7 +70,9 @@ class ProgramView:
         num_ranks: int,
     ) -> ProgramView:
         tags = {n.name: tag for n in rank_program.graph.nodes if (tag := local_tag(n))}
-        placed = {name: (v.placement, v.shape) for name, v in values.items()}
+        placed = {
+            name: (example_placement(v.placement), examples(v.shape)) for name, v in values.items()
+        }
         locations = {n.name: _location(n) for n in user_program.graph.nodes}
         inputs = {
             n.name: tuple(i.name for i in n.all_input_nodes) for n in user_program.graph.nodes
@@ -142,9 +152,9 @@ def _rank_node(node: Node, view: ProgramView) -> NodeRecord:
         role=tag.role if tag else _plain_role(node),
         phase="forward",
         dtype=_dtype(tensor),
-        global_shape=tag.global_shape if tag else None,
+        global_shape=_global_shape(tag),
         local_shape=_shape(tensor),
-        placement=str(tag.placement) if tag and tag.placement is not None else None,
+        placement=str(example_placement(tag.placement)) if tag and tag.placement else None,
         local_bytes=_num_bytes(tensor),
         module=module,
         module_class=module_class,
@@ -339,9 +349,13 @@ def _dtype(tensor: torch.Tensor | None) -> str | None:
     return None if tensor is None else dtype_name(tensor.dtype)
 
 
+def _global_shape(tag: LocalTag | None) -> tuple[int, ...] | None:
+    return None if tag is None or tag.global_shape is None else examples(tag.global_shape)
+
+
 def _shape(tensor: torch.Tensor | None) -> tuple[int, ...] | None:
-    return None if tensor is None else tuple(int(size) for size in tensor.shape)
+    return None if tensor is None else examples(tensor.shape)
 
 
 def _num_bytes(tensor: torch.Tensor | None) -> int | None:
-    return None if tensor is None else int(tensor.numel()) * tensor.element_size()
+    return None if tensor is None else num_bytes(tensor)

@@ -27,6 +27,7 @@ from autosp.compilation import (
     unprinted_graphs,
 )
 from autosp.deepspeed_engine import engine_mesh, install, is_engine
+from autosp.dynamic_sizes import trace_again_with_constant_numbers
 from autosp.dynamo import compiled_region
 from autosp.errors import AutoSPError
 from autosp.events import Recorder, RunStarted, SilentRecorder
@@ -49,7 +50,9 @@ from autosp.runtime.sharded_inputs import ShardedInputs
 class Backend:
     """A ``torch.compile`` backend; one object serves all compilations of a model.
 
-    A second sequence length is a second compilation: shapes are static in each.
+    A second sequence length is a second compilation, unless that size is marked with
+    ``torch._dynamo.mark_dynamic`` or the model is compiled with ``dynamic=True``: one program
+    then serves every length (see :mod:`autosp.dynamic_sizes`).
     """
 
     def __init__(
@@ -90,6 +93,7 @@ class Backend:
         return self._group.group
 
     def __call__(self, module: GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
+        trace_again_with_constant_numbers(module)
         if self._context.allow_breaks and computes_from_nothing(module):
             return module
         self._context.compilation = len(self.compilations)
@@ -111,6 +115,7 @@ class Backend:
         leaves, group = compilation.outputs.leaves, self._group.group
         same_inputs = SameInputs(group, self._context.mesh.sp)
         given = compilation.captured.inputs[: len(example_inputs)]  # random keys come after
+        lengths_in = compilation.captured.lengths_in
 
         def run(*arguments: Any) -> Any:
             if same_inputs.is_due:
@@ -119,7 +124,11 @@ class Backend:
                     _whole_tensors(given, arguments, "parameter"),
                 )
             results = compiled(*map(block_for_a_region, arguments), *compilation.draw_random_keys())
-            return [_leave(r, leaf, group) for r, leaf in zip(results, leaves, strict=True)]
+            lengths = lengths_in(arguments)
+            return [
+                _leave(result, leaf and leaf.at_lengths(lengths), group)
+                for result, leaf in zip(results, leaves, strict=True)
+            ]
 
         return run
 
@@ -141,7 +150,7 @@ class Backend:
     def _check(self, compilation: RankCompilation) -> None:
         """Tell an observer what the checks find; those that need an estimate have none."""
         description = "did sequence parallelism happen, and is it right"
-        with self._context.running("check", description, {}):
+        with self._context.running("check", description, {}), self._context.sizes.reading():
             for finding in check_compilation(compilation, None):
                 self._context.find(finding)
 
@@ -279,6 +288,7 @@ def compile(  # noqa: A001  the name users expect beside torch.compile
     padding_fill: str = "last",
     attention: str = "auto",
     allow_breaks: bool = False,
+    dynamic: bool = False,
 ) -> torch.nn.Module:
     """Compile a model for sequence-parallel training; call the result like the model.
 
@@ -293,6 +303,8 @@ def compile(  # noqa: A001  the name users expect beside torch.compile
             that are not named are full on each rank.
         mesh, inner, partitioner, recorder, padding_fill, attention, allow_breaks: see
             :func:`backend`.
+        dynamic: one compilation serves all batch sizes and sequence lengths; by default each
+            is compiled on its own, but for sizes marked with ``torch._dynamo.mark_dynamic``.
 
     A DeepSpeed engine keeps its loop: its module's forward becomes the compiled one, on the
     mesh that ``sequence_parallel_size`` of its config asks for, and the engine is returned.
@@ -329,7 +341,7 @@ def compile(  # noqa: A001  the name users expect beside torch.compile
     region: Any = model if loss is None else _WithLoss(model, loss)
     if engine is not None:
         region = model.forward  # the engine's own hooks stay outside
-    region = compiled_region(region, entry, allow_breaks=allow_breaks)
+    region = compiled_region(region, entry, allow_breaks=allow_breaks, dynamic=dynamic)
     if sharded_inputs:
         region = ShardedInputs(region, signature, sharded_inputs, entry.group)
     if engine is None:

@@ -8,6 +8,7 @@ from torch.fx import GraphModule, Node
 from autosp.errors import VerificationError
 from autosp.graph import is_mutation, is_wait, is_write, local_tag, tensor_of
 from autosp.placement import local_shape
+from autosp.sizes import same_shape
 
 
 def verify_program(program: GraphModule, pass_name: str, *, num_ranks: int = 1) -> None:
@@ -46,7 +47,7 @@ def _problem_of(node: Node, num_ranks: int) -> str:
     if tensor is None or tag.placement is None or tag.global_shape is None:
         return ""
     expected = local_shape(tag.global_shape, tag.placement, num_ranks)
-    if expected != tuple(tensor.shape):
+    if not same_shape(expected, tensor.shape):
         return (
             f"{node.name} is placed {tag.placement} and should hold {list(expected)} "
             f"but holds {list(tensor.shape)}"

@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
+from math import prod
 
 from torch.fx import Graph, GraphModule, Node
 
@@ -17,6 +18,7 @@ from autosp.graph import LocalTag, is_operator, local_tag, tensor_of
 from autosp.records import tag_of
 from autosp.runtime import keyed_random
 from autosp.sharding.seeds import attention_sites, find_seeds
+from autosp.sizes import example, examples
 
 
 @dataclass(frozen=True)
@@ -50,7 +52,7 @@ class Subject:
             seeds = find_seeds(self.user_graph)
         except ShardingError:
             return 0
-        return max(seed.length for seed in seeds)
+        return max(example(seed.length) for seed in seeds)
 
     @cached_property
     def attention_with_dropout(self) -> list[Node]:
@@ -109,7 +111,7 @@ class Subject:
 def num_bytes(node: Node) -> int:
     """Bytes of a node's tensor on a rank; 0 if it has none."""
     tensor = tensor_of(node)
-    return 0 if tensor is None else int(tensor.numel()) * tensor.element_size()
+    return 0 if tensor is None else prod(examples(tensor.shape)) * tensor.element_size()
 
 
 def layer_pattern(module: str) -> str:

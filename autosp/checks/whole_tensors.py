@@ -15,6 +15,7 @@ from autosp.events import Finding
 from autosp.graph import collective_kind, is_view, local_tag, tensor_of
 from autosp.placement import Replicate
 from autosp.records import dtype_name, tag_of
+from autosp.sizes import examples
 
 LONG_SEQUENCE = 16_384
 """From this length on an S x S tensor is an error: 256 MiB of booleans and more."""
@@ -43,7 +44,7 @@ def check_square_tensors(subject: Subject) -> Iterator[Finding]:
     for _, graph in subject.derived():
         for node in graph.graph.nodes:
             tensor = tensor_of(node)
-            if tensor is None or sum(size >= length for size in tensor.shape) < 2:
+            if tensor is None or sum(size >= length for size in examples(tensor.shape)) < 2:
                 continue
             if node.op == "placeholder":
                 continue  # weights; what was saved is seen where it is made
@@ -66,7 +67,7 @@ def _weight_shapes(subject: Subject) -> dict[str, frozenset[int]]:
         is_parameter = isinstance(given, GraphInput) and given.kind != "input"
         derived = bool(sources) and all(source.name in sizes for source in sources)
         if tensor is not None and (is_parameter or derived):
-            sizes[node.name] = frozenset(tensor.shape)
+            sizes[node.name] = frozenset(examples(tensor.shape))
     return sizes
 
 
@@ -79,7 +80,7 @@ def _is_weight(
     if tag is None or tensor.dim() != 2:
         return False
     names = (tag.origin, *view.inputs.get(tag.origin, ()))
-    return frozenset(tensor.shape) in [weights[name] for name in names if name in weights]
+    return frozenset(examples(tensor.shape)) in [weights[name] for name in names if name in weights]
 
 
 def _feature_sizes(subject: Subject, weights: Mapping[str, frozenset[int]]) -> dict[str, int]:
@@ -118,8 +119,8 @@ def _square(subject: Subject, node: Node, tensor: torch.Tensor, length: int) -> 
         node,
         "square-tensor",
         "error" if length >= LONG_SEQUENCE else "warning",
-        f"{dtype_name(tensor.dtype)}{list(tensor.shape)} grows with the square of the sequence "
-        f"length ({size_text(num_bytes(node))} on every rank)",
+        f"{dtype_name(tensor.dtype)}{list(examples(tensor.shape))} grows with the square of the "
+        f"sequence length ({size_text(num_bytes(node))} on every rank)",
         "A mask that could not be proved causal, or attention written out by hand: use "
         "scaled_dot_product_attention with is_causal=True",
         cost_bytes=num_bytes(node),
@@ -158,7 +159,7 @@ def _is_whole(subject: Subject, node: Node) -> bool:
         and tag.is_value
         and isinstance(tag.placement, Replicate)
         and tensor.is_floating_point()
-        and subject.sequence_length in tensor.shape
+        and subject.sequence_length in examples(tensor.shape)
         and num_bytes(node) >= LARGE_BYTES
         and not is_view(node)
     )
@@ -176,7 +177,7 @@ def _whole(subject: Subject, cause: _Cause, nodes: list[Node]) -> Finding:
         f"{counted(len(nodes), 'tensor')} of the whole sequence on every rank, "
         f"{size_text(total)} if all were alive, {cause.text}. They are in "
         f"{_places(subject, nodes)}; the largest is {dtype_name(tensor.dtype)}"
-        f"{list(tensor.shape)}" + (f", read whole by {readers}" if readers else ""),
+        f"{list(examples(tensor.shape))}" + (f", read whole by {readers}" if readers else ""),
         "Give the operator that gathers a sharded form, or do without it inside the layers"
         if cause.gathered
         else "Harmless while small: they are cut where they meet sharded data",

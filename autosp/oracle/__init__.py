@@ -8,6 +8,14 @@ first tensor for which it does not, which is where the compiler went wrong.
 from __future__ import annotations
 
 from autosp.oracle.check import check_module, check_program
+from autosp.oracle.lengths import LengthsReport, check_lengths
 from autosp.oracle.report import OracleReport, WrongNode
 
-__all__ = ["OracleReport", "WrongNode", "check_module", "check_program"]
+__all__ = [
+    "LengthsReport",
+    "OracleReport",
+    "WrongNode",
+    "check_lengths",
+    "check_module",
+    "check_program",
+]

@@ -9,12 +9,14 @@ from typing import Any
 
 import torch
 from torch.fx import Graph, GraphModule, Node
+from torch.fx.node import map_aggregate
 from torch.utils._pytree import tree_leaves
 
 from autosp.attention_choice import AttentionChoice
 from autosp.blocks import cut_blocks
 from autosp.capture import CapturedProgram, capture
 from autosp.collective_order import check_same_collectives, collective_list
+from autosp.dynamic_sizes import DynamicSizes
 from autosp.errors import AutoSPError
 from autosp.graph import module_path, output_node, source_location
 from autosp.loggers import quiet_loggers
@@ -73,13 +75,32 @@ def check_program(
     """
     tolerance = coarsest_tolerance(program) if tolerance is None else tolerance
     fake_mode = _fake_mode(program, captured)
-    program, inputs = _with_keyed_randomness(program, inputs)
+    program, inputs = with_keyed_randomness(program, inputs)
+    ranks = compile_ranks(program, num_ranks, passes, fake_mode, attention)
+    return check_ranks(program, inputs, ranks, fills=fills, tolerance=tolerance)
+
+
+def check_ranks(
+    program: GraphModule,
+    inputs: Sequence[Any],
+    ranks: Sequence[ShardedProgram],
+    *,
+    fills: Sequence[str],
+    tolerance: float,
+) -> OracleReport:
+    """Prove the programs of the ranks against ``program``.
+
+    Args:
+        program: with random operators in their keyed form.
+        inputs: real tensors, one a placeholder.
+        ranks: the programs of all ranks; their padding is filled in place.
+        fills, tolerance: see :func:`check_program`.
+    """
     reference = _Reference.of(program, inputs)
     by_fill: dict[str, RankRun] = {}
     counts: Counter[Quantity] = Counter()
     errors = _Errors()
     num_fallbacks = 0
-    ranks = _compile(program, num_ranks, passes, fake_mode, attention)
     for fill in fills:
         _fill_padding(ranks, fill)
         run = by_fill[fill] = RankRun.of(ranks, inputs, reference)
@@ -98,7 +119,7 @@ def check_program(
 def _has_padding(sharded: ShardedProgram) -> bool:
     """Without padding rows all fills give the same program."""
     placements = (value.placement for value in sharded.values.values())
-    return any(isinstance(placement, Shard) and placement.pad > 0 for placement in placements)
+    return any(isinstance(placement, Shard) and placement.is_padded for placement in placements)
 
 
 def _report(
@@ -146,6 +167,10 @@ def check_module(
     return reports[0]
 
 
+Call = tuple[Sequence[Any], Mapping[str, Any]]
+"""Arguments of one call of a model."""
+
+
 def with_captured(
     module: torch.nn.Module,
     args: Sequence[Any],
@@ -157,17 +182,22 @@ def with_captured(
     Raises:
         AutoSPError: the forward is not one graph, or ``use`` raised one.
     """
-    captured: list[CapturedProgram] = []
+    with_captured_calls(module, [(args, kwargs)], use)
+
+
+def with_captured_calls(
+    module: torch.nn.Module,
+    calls: Sequence[Call],
+    use: Callable[[CapturedProgram, Sequence[Any]], None],
+) -> None:
+    """:func:`with_captured` for several calls; those that share a program are given the same."""
 
     def backend(graph: GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
         del example_inputs
-        captured.append(capture(graph))
-        used = [False]
+        captured = capture(graph)
 
         def run(*inputs: Any) -> Any:
-            assert not used[0]
-            used[0] = True
-            use(captured[0], inputs)
+            use(captured, inputs)
             return graph(*inputs)
 
         return run
@@ -177,7 +207,8 @@ def with_captured(
     compiled = torch.compile(module, backend=backend, fullgraph=True, dynamic=False)
     try:
         with quiet_loggers():
-            compiled(*args, **kwargs)
+            for args, kwargs in calls:
+                compiled(*args, **kwargs)
     except torch._dynamo.exc.BackendCompilerFailed as failure:
         if isinstance(failure.inner_exception, AutoSPError):
             raise failure.inner_exception from None
@@ -329,22 +360,25 @@ def _gradients(
     return torch.autograd.grad(starts, of, seeds, allow_unused=True)
 
 
-def _compile(
+def compile_ranks(
     program: GraphModule,
     num_ranks: int,
     passes: Sequence[Pass],
     fake_mode: Any,
-    attention: AttentionChoice,
+    attention: AttentionChoice = "auto",
+    sizes: DynamicSizes | None = None,
 ) -> list[ShardedProgram]:
-    """The programs of all ranks; passes run on a copy."""
+    """The programs of all ranks; passes run on a copy. ``sizes`` stay dynamic."""
     rewritten = _copy(program)
+    sizes = sizes or DynamicSizes()
 
     def context(rank: int) -> PassContext:
-        return PassContext(Mesh(sp=num_ranks, rank=rank), attention=attention)
+        return PassContext(Mesh(sp=num_ranks, rank=rank), attention=attention, sizes=sizes)
 
     with torch._guards.tracing(None):
         for item in passes:
             rewritten = item.run(rewritten, context(0))
+            sizes.check(item.name)
         with fake_mode, torch.no_grad():
             ranks = [shard(rewritten, context(rank)) for rank in range(num_ranks)]
     name = context(0).group_name
@@ -360,7 +394,7 @@ def _fill_padding(ranks: Sequence[ShardedProgram], fill: str) -> None:
                 fill_padding(node, fill)
 
 
-def _with_keyed_randomness(
+def with_keyed_randomness(
     program: GraphModule, inputs: Sequence[Any]
 ) -> tuple[GraphModule, Sequence[Any]]:
     """The program whose random numbers do not depend on who computes them, and their keys.
@@ -380,8 +414,13 @@ def _with_keyed_randomness(
 def _copy(program: GraphModule) -> GraphModule:
     graph = Graph()
     copied: dict[Node, Node] = {}
-    result = graph.graph_copy(program.graph, copied)
-    graph.output(result)
+    for node in program.graph.nodes:
+        copy = copied[node] = graph.create_node(node.op, node.target, name=node.name)
+        # Sizes that stay dynamic are expressions, which create_node warns of.
+        copy.args, copy.kwargs = map_aggregate(
+            (node.args, node.kwargs), lambda a: copied[a] if isinstance(a, Node) else a
+        )
+        copy.meta = dict(node.meta)
     assert all(old.name == new.name for old, new in copied.items())
     return GraphModule(program, graph)
 

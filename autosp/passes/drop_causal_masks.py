@@ -12,10 +12,11 @@ import torch
 from torch.fx import GraphModule, Node
 
 from autosp.events import Alternative
-from autosp.graph import shape_of, tensor_of
+from autosp.graph import num_bytes, shape_of, tensor_of
 from autosp.pipeline import PassContext
 from autosp.sharding import mask as mask_analysis
 from autosp.sharding.seeds import attention_sites
+from autosp.sizes import same_size
 
 aten = torch.ops.aten
 
@@ -44,7 +45,7 @@ class DropCausalMasks:
 def _square(site: Node) -> bool:
     query, key = site.args[0], site.args[1]
     assert isinstance(query, Node) and isinstance(key, Node)
-    return shape_of(query)[-2] == shape_of(key)[-2]
+    return same_size(shape_of(query)[-2], shape_of(key)[-2])
 
 
 def _replace(site: Node) -> None:
@@ -69,7 +70,7 @@ def _already_free(site: Node, context: PassContext) -> None:
 
 def _explain(site: Node, mask: Node, proved: bool, context: PassContext) -> None:
     tensor = tensor_of(mask)
-    size = 0 if tensor is None else tensor.numel() * tensor.element_size()
+    size = 0 if tensor is None else num_bytes(tensor)
     cost = f"{size / 2**30:.2f} GiB on every rank"
     meaning = mask_analysis.describe(mask)
     if proved:

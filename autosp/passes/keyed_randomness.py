@@ -23,6 +23,7 @@ from autosp.graph import is_operator, shape_of, tensor_of
 from autosp.pipeline import PassContext
 from autosp.runtime import keyed_random
 from autosp.sharding.randomness import draws_random_numbers
+from autosp.sizes import key_of, same_shape
 
 aten = torch.ops.aten
 
@@ -67,7 +68,7 @@ class _Rewrite:
     num_draws: int = 0
     _keys: Node | None = None
     _agreed: Node | None = None
-    _positions: dict[tuple[int, int, torch.device], Node] = field(default_factory=dict)
+    _positions: dict[tuple[int, Any, torch.device], Node] = field(default_factory=dict)
 
     def draws(self, node: Node, size: Sequence[int], count: int) -> tuple[Any, ...]:
         """``keys, draw, positions, size`` of the numbers of one operator."""
@@ -102,12 +103,13 @@ class _Rewrite:
 
     def _arange(self, dim: int, rows: int, like: torch.Tensor) -> Node:
         """Positions along a dim; dims do not share a node, for they are cut one by one."""
-        key = (dim, rows, like.device)
+        key = (dim, key_of(rows), like.device)
         if key not in self._positions:
             agreed = self._agreed_keys(like)
             options: dict[str, Any] = {"dtype": torch.int64, "device": like.device}
             with self.graph.inserting_after(agreed):
-                node = self.graph.call_function(aten.arange.default, (rows,), options)
+                node = self.graph.call_function(aten.arange.default, (0,), options)
+            node.args = (rows,)  # an expression where it stays dynamic
             node.meta["val"] = _fake(like, lambda: torch.arange(rows, **options))
             self._positions[key] = node
         return self._positions[key]
@@ -175,7 +177,7 @@ def _bernoulli(node: Node, rewrite: _Rewrite) -> bool:
     given = _arguments(node)
     probabilities = given["p"] if isinstance(given.get("p"), Node) else given["self"]
     is_same = tensor_of(probabilities).dtype == node.meta["val"].dtype  # type: ignore[union-attr]
-    if shape_of(probabilities) != shape_of(node) or not is_same:
+    if not (same_shape(shape_of(probabilities), shape_of(node)) and is_same):
         return False
     draws = rewrite.draws(node, shape_of(node), keyed_random.NUM_DRAWS["uniform"])
     return _set(node, keyed_random.BERNOULLI, probabilities, *draws)

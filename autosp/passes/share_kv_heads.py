@@ -13,10 +13,11 @@ import torch
 from torch.fx import GraphModule, Node
 
 from autosp.events import Alternative
-from autosp.graph import is_operator, shape_of, tensor_of
+from autosp.graph import is_operator, num_bytes, shape_of, tensor_of
 from autosp.pipeline import PassContext
 from autosp.sharding.attention_plan import HEAD_DIM
 from autosp.sharding.seeds import attention_sites
+from autosp.sizes import same_shape
 
 aten = torch.ops.aten
 
@@ -82,9 +83,9 @@ def _repeats_heads(source: Node, grouped: Node, expanded: Node, merged: Node) ->
         return False
     batch, heads, length, size = shape
     return (
-        shape_of(grouped) == (batch, heads, 1, length, size)
-        and wide == (batch, heads, wide[2], length, size)
-        and shape_of(merged) == (batch, heads * wide[2], length, size)
+        same_shape(shape_of(grouped), (batch, heads, 1, length, size))
+        and same_shape(wide, (batch, heads, wide[2], length, size))
+        and same_shape(shape_of(merged), (batch, heads * wide[2], length, size))
     )
 
 
@@ -104,7 +105,7 @@ def _explain(site: Node, repeated: Node, shared: Node, context: PassContext) -> 
     heads, kv_heads = shape_of(repeated)[HEAD_DIM], shape_of(shared)[HEAD_DIM]
     tensor = tensor_of(repeated)
     assert tensor is not None
-    size = 2 * tensor.numel() * tensor.element_size() / 2**20
+    size = 2 * num_bytes(tensor) / 2**20
     context.decide(
         "applied",
         "kv-heads",

@@ -90,7 +90,8 @@ def _row_and_column(
 ) -> tuple[Tensor, Tensor]:
     """Flat index of the leading dims ``[..., 1]`` and index of the last dim."""
     num_dims = len(positions)
-    assert max(math.prod(size[:-1]), *size[-1:], 0) <= _NUM_WORDS, "positions exceed 32 bits"
+    for count in (math.prod(size[:-1]), *size[-1:]):
+        assert count <= _NUM_WORDS, "positions exceed 32 bits"
     row = torch.zeros((1,) * num_dims, dtype=torch.int64, device=device)
     for dim, index in enumerate(positions[:-1]):
         spread = index.reshape([-1 if d == dim else 1 for d in range(num_dims)])
@@ -244,7 +245,7 @@ def _define(name: str, schema: str, function: Callable[..., Tensor]) -> torch._o
     return operator
 
 
-_WHERE = "Tensor keys, int draw, Tensor[] positions, int[] size"
+_WHERE = "Tensor keys, int draw, Tensor[] positions, SymInt[] size"
 
 AGREE = _define("agree_on_keys", "(Tensor keys) -> Tensor", _agree)
 """The keys that all ranks of the SP group use: those of its first rank."""

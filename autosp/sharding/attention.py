@@ -16,6 +16,7 @@ from autosp.sharding.kv_heads import one_head_per_rank
 from autosp.sharding.operation import NoRule, Operation, RuleTable
 from autosp.sharding.randomness import attention_dropout
 from autosp.sharding.ring import ring_attention
+from autosp.sizes import examples
 
 
 def scaled_dot_product(op: Operation) -> Value:
@@ -63,7 +64,7 @@ def _ulysses(op: Operation, cut: Shard, plan: SitePlan) -> Value:
 def _head_cut(op: Operation, tensor: Value) -> Shard:
     num_heads = tensor.shape[HEAD_DIM]
     cut = shard_dim(HEAD_DIM, num_heads, op.num_ranks, label="head")
-    assert cut.pad == 0
+    assert not cut.is_padded
     return cut
 
 
@@ -82,7 +83,7 @@ def _local_mask(op: Operation, num_heads: int) -> Value | None:
 
 
 def _explain(op: Operation, query: Value, key: Value, plan: SitePlan) -> None:
-    batch, num_heads, length, size = query.shape
+    batch, num_heads, length, size = examples(query.shape)
     gathered = 2 * batch * key.shape[HEAD_DIM] * length * size * query.dtype.itemsize
     op.decide(
         "applied",

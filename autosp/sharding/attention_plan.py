@@ -21,6 +21,7 @@ from autosp.graph import is_operator, shape_of, source_location, tensor_of
 from autosp.placement import BlockOrder, padding_of
 from autosp.runtime import keyed_random
 from autosp.runtime.block_attention import wide_type
+from autosp.sizes import examples, is_symbolic
 
 aten = torch.ops.aten
 
@@ -147,6 +148,8 @@ def _is_wanted(form: tuple[int, int], choice: AttentionChoice) -> bool:
 def ring_obstacle(site: Node) -> str:
     """Why this attention cannot run in a ring; empty if it can."""
     query, key = shape_of(_operand(site, 0)), shape_of(_operand(site, 1))
+    if any(map(is_symbolic, (*query, *key))):
+        return "a ring serves one length, and a size of the inputs stays dynamic"
     if isinstance(_argument(site, 3, "attn_mask", None), Node):
         return "a ring takes causal and bidirectional attention, not a mask tensor"
     if _argument(site, 4, "dropout_p", 0.0):
@@ -202,7 +205,7 @@ def _bytes(site: Node, num_ulysses: int, num_ring: int) -> int:
 
 def attention_shape(site: Node, num_ranks: int) -> AttentionShape:
     """What the formulas of its traffic need."""
-    query, key, value = (shape_of(_operand(site, index)) for index in range(3))
+    query, key, value = (examples(shape_of(_operand(site, index))) for index in range(3))
     tensor = tensor_of(_operand(site, 0))
     assert tensor is not None
     rows, key_rows = (

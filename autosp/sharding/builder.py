@@ -21,6 +21,8 @@ from autosp.graph import CUSTOM_KEY, TAG_KEY, LocalTag, meta_of
 from autosp.mesh import Mesh
 from autosp.placement import Placement
 from autosp.sharding.attention_plan import AttentionPlan
+from autosp.sharding.size_nodes import size_node
+from autosp.sizes import is_symbolic, key_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +55,8 @@ class ProgramBuilder:
     padding_fill: str
     attention: AttentionPlan = field(default_factory=lambda: AttentionPlan({}))
     origin: Node | None = None
+    _sizes: dict[Any, Node] = field(default_factory=dict)
+    """Nodes that compute the sizes which depend on the length."""
     _suffix: str = ""
     _role: NodeRole = "compute"
     _reason: str = ""
@@ -90,11 +94,28 @@ class ProgramBuilder:
 
     def emit(self, target: Any, *args: Any, **kwargs: Any) -> Node:
         """Append one operator and run it on the local fakes."""
-        node = self.graph.call_function(target, args, kwargs, name=self._name())
+        given = map_aggregate((args, kwargs), self._size_node)
+        node = self.graph.call_function(target, *given, name=self._name())
         fake_args, fake_kwargs = map_aggregate((args, kwargs), _fake_value)
         node.meta["val"] = target(*fake_args, **fake_kwargs)
         self.tag(node)
         return node
+
+    def input_size(self, node: Node) -> None:
+        """``node`` is the input that gives a length when the program runs."""
+        self._sizes[key_of(node.meta["val"])] = node
+
+    def _size_node(self, argument: Any) -> Any:
+        """Sizes are computed in the program; numbers stay as they are."""
+        if not isinstance(argument, torch.SymInt):
+            return argument
+        return self._computed_size(argument) if is_symbolic(argument) else int(argument)
+
+    def _computed_size(self, size: torch.SymInt) -> Node:
+        key = key_of(size)
+        if key not in self._sizes:
+            self._sizes[key] = size_node(self.graph, size, self._sizes)
+        return self._sizes[key]
 
     def tag(self, node: Node, **changes: Any) -> None:
         """Attach what is known of a node: its origin's source and module, role, reason."""

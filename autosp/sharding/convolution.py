@@ -12,7 +12,8 @@ from autosp.sharding.formula import Formula, RuleOrFormula
 from autosp.sharding.halo import Fill, Window
 from autosp.sharding.operation import NoRule, Operation
 from autosp.sharding.rows import cut_of
-from autosp.sharding.shifts import blocks_of, check_plain, fetched
+from autosp.sharding.shifts import block_for, blocks_of, check_plain, fetched
+from autosp.sizes import divided_up
 
 aten = torch.ops.aten
 
@@ -37,9 +38,7 @@ def convolution(op: Operation) -> Value:
     stride, padding = strides[place], paddings[place]
     reach = dilations[place] * (weight.shape[cut.dim] - 1)
     size, num_ranks = op.shape[cut.dim], op.num_ranks
-    block = cut.block(num_ranks)
-    if stride != 1 or block * num_ranks < size:
-        block = -(-size // num_ranks)
+    block = block_for(cut, size, num_ranks) if stride == 1 else divided_up(size, num_ranks)
     window = Window(-padding, block * stride, (block - 1) * stride + reach + 1)
     fill = Fill(0, source.shape[cut.dim] + padding)
     with op.builder.role("pack", f"each output looks at {reach + 1} rows"):

@@ -21,6 +21,7 @@ from torch.fx import GraphModule, Node
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.node import map_aggregate
 
+from autosp.dynamic_sizes import inline_sizes
 from autosp.graph import is_mutation
 from autosp.placement import REPLICATE, Partial
 from autosp.sharding.builder import Value
@@ -126,6 +127,7 @@ def _traced(formula: Formula) -> GraphModule:
         functional = FunctionalTensorMode(pre_dispatch=True, export=True)
         program = _trace(dispatch_functionalize(run, functional), tensors, mode)
     program.graph.eliminate_dead_code()
+    inline_sizes(program)
     return program
 
 

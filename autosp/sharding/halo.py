@@ -11,7 +11,6 @@ of the other end stand outside the sequence: they fill padding, or are replaced.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import ceil
 
 import torch
 from torch.fx import Node
@@ -19,6 +18,7 @@ from torch.fx import Node
 from autosp.graph import CollectiveTag, functional
 from autosp.placement import Shard
 from autosp.sharding.builder import ProgramBuilder, Value
+from autosp.sizes import divided_up, is_symbolic, plain, same_size, surely_at_most
 
 aten = torch.ops.aten
 
@@ -39,14 +39,20 @@ class Window:
         return self.start + rank * self.step
 
     def margins(self, block: int, size: int, num_ranks: int) -> tuple[int, int]:
-        """Rows wanted before and after a rank's own block: the most of any rank."""
+        """Rows wanted before and after a rank's own block: the most of any rank.
+
+        Raises:
+            TooFar: their number depends on a length that stays dynamic.
+        """
         before, after = 0, 0
         for rank in range(num_ranks):
             begin = self.begin(rank)
             end = begin + self.length
-            if begin < size and end > 0:
-                before = max(before, rank * block - begin)
-                after = max(after, end - (rank + 1) * block)
+            front, behind = plain(rank * block - begin), plain(end - (rank + 1) * block)
+            if is_symbolic(front) or is_symbolic(behind):
+                raise TooFar("the length decides how far away the rows are")
+            if is_symbolic(size) or (begin < size and end > 0):
+                before, after = max(before, front), max(after, behind)
         return before, after
 
 
@@ -60,7 +66,8 @@ class Fill:
 
 def is_plain(value: Value, cut: Shard) -> bool:
     """Whether the rows of a rank are neighbours, and blocks lie in the ranks' order."""
-    return cut.outer == 1 and cut.order == "contiguous" and value.shape[cut.dim] == cut.atom
+    is_whole = same_size(cut.outer, 1) and same_size(value.shape[cut.dim], cut.atom)
+    return is_whole and cut.order == "contiguous"
 
 
 def fetch(
@@ -77,12 +84,13 @@ def fetch(
     assert isinstance(cut, Shard) and is_plain(value, cut), cut
     block, rank = cut.block(builder.num_ranks), builder.rank
     before, after = window.margins(block, cut.atom, builder.num_ranks)
-    if ceil(before / block) + ceil(after / block) >= builder.num_ranks:
+    if len(_portions(before, block)) + len(_portions(after, block)) >= builder.num_ranks:
         raise TooFar(f"rows of all ranks are wanted: {before} before and {after} after {block}")
     rows = _with_neighbours(builder, value, cut, before, after)
     known = before + block + after
-    first = min(max(window.begin(rank) - rank * block + before, 0), known - window.length)
-    if window.length != known:
+    wanted = plain(window.begin(rank) - rank * block + before)
+    first = min(max(wanted, 0), plain(known - window.length))
+    if not same_size(window.length, known):
         with builder.role("slice"):
             rows = builder.emit(aten.slice.Tensor, rows, cut.dim, first, first + window.length)
     return rows if fill is None else filled(builder, rows, value, cut, window, fill)
@@ -127,8 +135,17 @@ def _with_neighbours(
 
 
 def _portions(rows: int, block: int) -> list[tuple[int, int]]:
-    """(how many ranks away, rows from there), nearest first."""
-    return [(i + 1, min(block, rows - i * block)) for i in range(ceil(rows / block))]
+    """(how many ranks away, rows from there), nearest first.
+
+    Raises:
+        TooFar: more rows than a neighbour has, of blocks whose size stays dynamic.
+    """
+    if not is_symbolic(block):
+        count = divided_up(rows, block)
+        return [(i + 1, min(block, rows - i * block)) for i in range(count)]
+    if rows > block:
+        raise TooFar(f"{rows} rows are more than a neighbour has")
+    return [(1, rows)] if rows else []
 
 
 def swapped_with_mirror(builder: ProgramBuilder, node: Node, cut: Shard) -> Node:
@@ -165,7 +182,8 @@ def filled(
 ) -> Node:
     """The window's rows, with ``fill`` where it says so."""
     last = window.begin(builder.num_ranks - 1) + window.length
-    if window.start >= 0 and (fill.end <= cut.atom or last <= cut.atom):
+    is_after = not surely_at_most(fill.end, cut.atom)
+    if window.start >= 0 and (not is_after or surely_at_most(last, cut.atom)):
         return node
     begin = window.begin(builder.rank)
     with builder.role("pack", "rows outside the sequence"):
@@ -173,7 +191,7 @@ def filled(
             aten.arange.start, begin, begin + window.length, device=value.local.device
         )
         outside = builder.emit(aten.lt.Scalar, position, 0)
-        if fill.end > cut.atom:
+        if is_after:
             after = builder.emit(aten.ge.Scalar, position, cut.atom)
             ends = builder.emit(aten.lt.Scalar, position, fill.end)
             after = builder.emit(aten.logical_and.default, after, ends)

@@ -24,6 +24,7 @@ from autosp.sharding.builder import Value
 from autosp.sharding.formula import Formula, RuleOrFormula
 from autosp.sharding.operation import Operation, normalise_dim
 from autosp.sharding.pointwise import is_pointwise
+from autosp.sizes import same_size
 
 aten = torch.ops.aten
 
@@ -82,7 +83,7 @@ def _products_behind(softmax: Node) -> Iterator[tuple[Node, Node]]:
 
 def _has_rows(node: Node, length: int) -> bool:
     tensor = tensor_of(node)
-    return tensor is not None and tensor.dim() >= 3 and int(tensor.shape[-2]) == length
+    return tensor is not None and tensor.dim() >= 3 and same_size(tensor.shape[-2], length)
 
 
 def _operands(node: Node) -> tuple[Node, Node] | None:

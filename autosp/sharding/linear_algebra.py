@@ -15,7 +15,7 @@ from autosp.placement import PARTIAL_SUM, REPLICATE, Shard
 from autosp.sharding.builder import Value
 from autosp.sharding.formula import Formula, RuleOrFormula
 from autosp.sharding.operation import NoRule, Operation
-from autosp.sharding.rows import valid_rows
+from autosp.sharding.rows import rows_to_sum
 
 aten = torch.ops.aten
 
@@ -82,7 +82,7 @@ def matmul(op: Operation) -> Value:
     if letter in result:
         return op.result(op.emit(op.target, *aligned), cut.on_dim(result.index(letter)))
     rows = [
-        valid_rows(op, value, value.placement) if isinstance(value.placement, Shard) else value
+        rows_to_sum(op, value, value.placement) if isinstance(value.placement, Shard) else value
         for value in aligned
     ]
     op.decide(

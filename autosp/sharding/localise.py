@@ -14,6 +14,7 @@ from autosp.graph import shape_of, tensor_of
 from autosp.sharding.operation import normalise_dim
 from autosp.sharding.pointwise import is_pointwise
 from autosp.sharding.randomness import OPERAND_FIRST, POSITIONS
+from autosp.sizes import same_size
 
 aten = torch.ops.aten
 
@@ -44,7 +45,7 @@ def _broadcast(node: Node, dim: int) -> dict[Node, int]:
         if tensor_of(source) is None:
             continue
         own = dim - (len(shape) - len(shape_of(source)))
-        if own >= 0 and shape_of(source)[own] == shape[dim]:
+        if own >= 0 and same_size(shape_of(source)[own], shape[dim]):
             found[source] = own
     return found
 
@@ -82,7 +83,8 @@ def _before_view(node: Node, source: Node, dim: int) -> int | None:
             return normalise_dim(_number(order[dim]), num_dims)
         case aten.expand.default:
             own = dim - (len(shape_of(node)) - num_dims)
-            return own if own >= 0 and shape_of(source)[own] == shape_of(node)[dim] else None
+            is_same = own >= 0 and same_size(shape_of(source)[own], shape_of(node)[dim])
+            return own if is_same else None
         case aten.slice.Tensor:
             along = _number(arguments[0] if arguments else node.kwargs.get("dim", 0))
             return None if normalise_dim(along, num_dims) == dim else dim

@@ -44,16 +44,16 @@ def _on_rank(op: Operation, cut: Shard, in_atom: Node) -> tuple[Node, Node]:
     """Place of rows of the atom among those this rank holds, and whether it holds them."""
     found: tuple[Node, Node] | None = None
     before = 0
-    for rows in cut.pieces(op.builder.rank, op.num_ranks):
-        moved = op.emit(aten.sub.Scalar, in_atom, rows.start)
-        local = op.emit(aten.clamp.default, moved, 0, len(rows) - 1)
+    for first, end in cut.bounds(op.builder.rank, op.num_ranks):
+        moved = op.emit(aten.sub.Scalar, in_atom, first)
+        local = op.emit(aten.clamp.default, moved, 0, end - first - 1)
         inside = op.emit(aten.eq.Tensor, moved, local)
         if found is not None:
             local = op.emit(aten.add.Scalar, local, before)
             local = op.emit(aten.where.self, inside, local, found[0])
             inside = op.emit(aten.logical_or.default, inside, found[1])
         found = (local, inside)
-        before += len(rows)
+        before += end - first
     assert found is not None
     return found
 

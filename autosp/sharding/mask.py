@@ -19,6 +19,7 @@ from torch.fx import Node
 
 from autosp.graph import shape_of, tensor_of
 from autosp.sharding.operation import normalise_dim
+from autosp.sizes import first_row, same_shape, same_size
 
 aten = torch.ops.aten
 
@@ -92,7 +93,7 @@ def causal(query_dim: int, key_dim: int) -> Conjunction:
 def is_causal(mask: Node) -> bool:
     """Whether a mask of at least 2 dims is proved to be ``key index <= query index``."""
     num_dims = len(shape_of(mask))
-    if num_dims < 2 or shape_of(mask)[-1] != shape_of(mask)[-2]:
+    if num_dims < 2 or not same_size(shape_of(mask)[-1], shape_of(mask)[-2]):
         return False
     return MaskAnalysis().meaning(mask) == causal(num_dims - 2, num_dims - 1)
 
@@ -309,7 +310,7 @@ def _reshape(analysis: MaskAnalysis, node: Node) -> Meaning:
     assert isinstance(source, Node)
     old = [d for d, size in enumerate(shape_of(source)) if size != 1]
     new = [d for d, size in enumerate(shape_of(node)) if size != 1]
-    if [shape_of(source)[d] for d in old] != [shape_of(node)[d] for d in new]:
+    if not same_shape((shape_of(source)[d] for d in old), (shape_of(node)[d] for d in new)):
         raise _Unknown
     renamed = dict(zip(old, new, strict=True))
     return _rename(analysis.argument(node), renamed.get)
@@ -329,8 +330,7 @@ def _slice(analysis: MaskAnalysis, node: Node) -> Meaning:
     size = shape_of(source)
     dim = normalise_dim(_constant(node.args[1]) if len(node.args) > 1 else 0, len(size))
     start = node.args[2] if len(node.args) > 2 else 0
-    start = 0 if start is None else _constant(start)
-    start = max(start + size[dim], 0) if start < 0 else min(start, size[dim])
+    start = _constant(first_row(0 if start is None else _constant(start), size[dim]))
     step = _constant(node.args[4]) if len(node.args) > 4 else 1
     indices = {d: Affine.of(0, {d: 1}) for d in range(len(size))}
     indices[dim] = Affine.of(start, {dim: step})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import prod
 
 import torch
 from torch.fx import Node
@@ -10,6 +11,7 @@ from torch.fx import Node
 from autosp.placement import REPLICATE, Shard, padding_of
 from autosp.sharding.builder import Value
 from autosp.sharding.operation import NoRule, Operation, RuleTable, normalise_dim
+from autosp.sizes import examples, is_symbolic, same_size
 
 aten = torch.ops.aten
 
@@ -42,7 +44,7 @@ def _cut_of_result(op: Operation, target: Value, part: Value, dim: int, is_selec
     cut = own.on_dim(own.dim + (is_select and dim <= own.dim))
     if cut.dim != dim:
         return cut
-    if own.outer != 1 or own.atom != part.shape[own.dim]:
+    if not (same_size(own.outer, 1) and same_size(own.atom, part.shape[own.dim])):
         raise NoRule("assignment of a strided cut to a part of a whole tensor")
     size = target.shape[dim]
     pad = padding_of(size, op.num_ranks, own.order)
@@ -77,6 +79,8 @@ def _along_the_cut(op: Operation, target: Value, part: Value, cut: Shard, select
     Padding rows take an assigned row: what they held may be what the user overwrites.
     """
     size = target.shape[cut.dim]
+    if is_symbolic(cut.atom):
+        raise NoRule("assignment along the sharded dim, whose length stays dynamic")
     if cut.outer != 1 or cut.atom != size or cut.order != "contiguous":
         raise NoRule("assignment along a strided cut")
     reason = "each rank assigns the rows of its own block"
@@ -85,7 +89,7 @@ def _along_the_cut(op: Operation, target: Value, part: Value, cut: Shard, select
     source = _unsqueezed(op, part, cut.dim) if select else part.node
     rows = _assigned_rows(op, size, select)
     node = _assign(op, target.node, source, cut, rows)
-    if cut.pad and rows.count:
+    if cut.is_padded and rows.count:
         with op.builder.role("slice", "padding rows take an assigned row"):
             last = op.emit(aten.slice.Tensor, source, cut.dim, rows.count - 1, rows.count)
             sizes = list(last.meta["val"].shape)
@@ -128,7 +132,7 @@ def write(op: Operation) -> Value:
     value: Value = op.args[1]
     whole = op.replicate(value, "written to an input of the model: all ranks keep the whole")
     if whole is not value:
-        size = torch.Size(value.shape).numel() * value.dtype.itemsize
+        size = prod(examples(value.shape)) * value.dtype.itemsize
         op.decide(
             "applied", "write", f"{value.placement} -> R before it is written",
             f"every rank keeps the same {op.node.args[0]}: {size / 2**20:.1f} MiB whole",

@@ -14,6 +14,7 @@ from torch.fx.node import map_aggregate
 from autosp.events import Alternative, DecisionStatus
 from autosp.placement import REPLICATE, Placement, Shard
 from autosp.sharding.builder import ProgramBuilder, Value
+from autosp.sizes import plain
 
 
 class NoRule(Exception):
@@ -53,7 +54,7 @@ class Operation:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        return tuple(self.output.shape)
+        return tuple(map(plain, self.output.shape))
 
     @property
     def num_ranks(self) -> int:
@@ -119,7 +120,7 @@ class Operation:
     def results(self, node: Node, placements: Sequence[Placement]) -> list[Value]:
         """Unpack the outputs of an operator that returns several tensors."""
         return [
-            Value(self.emit(operator.getitem, node, i), placement, tuple(output.shape))
+            Value(self.emit(operator.getitem, node, i), placement, tuple(map(plain, output.shape)))
             for i, (placement, output) in enumerate(zip(placements, self.outputs, strict=True))
         ]
 

@@ -13,6 +13,7 @@ from torch.fx.node import map_aggregate
 from autosp.placement import PARTIAL_SUM, REPLICATE, Partial, Shard
 from autosp.sharding.builder import Value
 from autosp.sharding.operation import NoRule, Operation, RuleTable
+from autosp.sizes import same_size
 
 aten = torch.ops.aten
 
@@ -82,7 +83,7 @@ def _aligned(op: Operation) -> Value:
 
     def align(value: Value) -> Value:
         own_dim = dim - (num_dims - len(value.shape))
-        if own_dim < 0 or value.shape[own_dim] != op.shape[dim]:
+        if own_dim < 0 or not same_size(value.shape[own_dim], op.shape[dim]):
             if isinstance(value.placement, Shard):
                 return op.replicate(value, "sharded on a dim that is broadcast here")
             return value
@@ -99,7 +100,7 @@ def _lead(op: Operation) -> tuple[Value, Shard, int]:
         cut = value.placement
         if isinstance(cut, Shard):
             dim = cut.dim + len(op.shape) - len(value.shape)
-            if value.shape[cut.dim] == op.shape[dim]:
+            if same_size(value.shape[cut.dim], op.shape[dim]):
                 return value, cut, dim
     raise NoRule("broadcast of the sharded dim")
 

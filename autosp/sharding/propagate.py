@@ -11,6 +11,7 @@ import operator
 from collections import Counter
 from dataclasses import dataclass, replace
 from functools import partial
+from math import prod
 from typing import Any
 
 import torch
@@ -20,6 +21,7 @@ from torch.fx.node import map_aggregate
 
 from autosp.capture import GraphInput
 from autosp.custom_gradients import is_custom_gradient
+from autosp.dynamic_sizes import where_of
 from autosp.errors import RandomnessError, VerificationError
 from autosp.events import Alternative, Finding
 from autosp.graph import (
@@ -54,6 +56,7 @@ from autosp.sharding.seeds import (
     sequence_cut,
 )
 from autosp.sharding.trace_dim import TracedDim
+from autosp.sizes import examples, same_shape, same_size
 
 aten = torch.ops.aten
 
@@ -159,7 +162,10 @@ class _Walk:
                     self._cut_floating_inputs()
                     placeholders_done = True
                 with self._builder.on_behalf_of(node):
-                    self._visit(node)
+                    if self._context.sizes:
+                        self._visit_at_any_length(node)
+                    else:
+                        self._visit(node)
         return self._finish()
 
     # ------------------------------------------------------------------ nodes
@@ -177,11 +183,30 @@ class _Walk:
             case _:
                 raise VerificationError(f"unexpected {node.op} node {node.name} in the program")
 
+    def _visit_at_any_length(self, node: Node) -> None:
+        """Like :meth:`_visit`, of a program whose sizes stay dynamic.
+
+        Raises:
+            AutoSPError: the operator ties the program to one length.
+        """
+        sizes, where = self._context.sizes, where_of(node)
+        try:
+            self._visit(node)
+        except (TypeError, ValueError, NotImplementedError) as error:
+            why = str(error).strip().partition("\n")[0]
+            raise sizes.refusal(f"{node.target} takes numbers alone ({why})", where) from error
+        except (AssertionError, VerificationError) as error:
+            why = f"torch cannot tell which sizes of the inputs of {node.target} are equal"
+            raise sizes.refusal(why, where) from error
+        sizes.check(str(node.target), where)
+
     def _placeholder(self, node: Node) -> Value | Node:
         local = self._graph.placeholder(node.name)
         local.meta.update(node.meta)
         tensor = tensor_of(node)
         if tensor is None:
+            if isinstance(local.meta.get("val"), torch.SymInt):
+                self._builder.input_size(local)
             return local
         if self._backward is not None:
             return self._backward.enter(local, shape_of(node), self._builder)
@@ -315,7 +340,7 @@ class _Walk:
         node = operation.node
         self._why = f"its inputs are gathered: {why}"
         gathered_bytes = sum(
-            int(torch.Size(v.shape).numel()) * v.dtype.itemsize
+            prod(examples(v.shape)) * v.dtype.itemsize
             for v in operation.values()
             if v.placement != REPLICATE
         )
@@ -363,12 +388,15 @@ class _Walk:
                 isinstance(value, Value)
                 and value.dtype.is_floating_point
                 and len(value.shape) == len(source.shape)
-                and value.shape[cut.dim] == source.shape[cut.dim]
+                and same_size(value.shape[cut.dim], source.shape[cut.dim])
             )
             if not is_like:
                 return value
             self._builder.amend(value.node, placement=REPLICATE, global_shape=value.shape)
-            return self._redistribute(value, cut, "what follows goes on sharded", None)
+            try:
+                return self._redistribute(value, cut, "what follows goes on sharded", None)
+            except CannotRedistribute:  # few rows, in blocks that grow with the length
+                return value
 
         return [again(value) for value in whole] if isinstance(whole, list) else again(whole)
 
@@ -440,7 +468,8 @@ class _Walk:
         node, mode = self._whole.get(value.node, (None, None))
         if node is None or value.placement != REPLICATE or not isinstance(placement, Shard):
             return None
-        is_plain = placement.outer == 1 and placement.atom == value.shape[placement.dim]
+        rows = value.shape[placement.dim]
+        is_plain = same_size(placement.outer, 1) and same_size(placement.atom, rows)
         rule = rule_for(node.target)
         if not is_plain or rule is None or mode != _autocast_of(value.local.device.type):
             return None
@@ -474,7 +503,7 @@ class _Walk:
     def _announce_seeds(self) -> None:
         for seed in self._seeds.values():
             cut = self._cut(seed.along)
-            padding = f"; {cut.pad} padding rows" if cut.pad else ""
+            padding = f"; padding rows: {cut.pad_text}" if cut.is_padded else ""
             self._decide(
                 "applied", "seed", seed.node.name, f"cut on dim {seed.dim}: {cut}",
                 "first floating tensor that carries the sequence dim of the attention queries"
@@ -508,7 +537,7 @@ class _Walk:
     def _check_value(self, node: Node, value: Value, expected: torch.Tensor) -> None:
         wanted = local_shape(value.shape, value.placement, self._context.mesh.sp)
         got = tuple(value.local.shape)
-        if wanted != got or value.dtype != expected.dtype:
+        if not same_shape(wanted, got) or value.dtype != expected.dtype:
             raise VerificationError(
                 f"{node.format_node()} was placed {value.placement}: a rank should hold "
                 f"{expected.dtype} {list(wanted)} but the rule emitted {value.dtype} {list(got)}",

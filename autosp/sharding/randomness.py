@@ -15,6 +15,7 @@ from autosp.placement import PARTIAL_SUM, REPLICATE, Partial, Shard
 from autosp.runtime import keyed_random
 from autosp.sharding.builder import Value
 from autosp.sharding.operation import NoRule, Operation, RuleTable
+from autosp.sizes import same_size
 
 aten = torch.ops.aten
 
@@ -88,7 +89,7 @@ def held_positions(
         positions, size: of the random numbers, which may be broadcast to ``shape``.
         cut: how a tensor of ``shape`` lies.
     """
-    if size[cut.dim] != shape[cut.dim]:  # all rows share their numbers
+    if not same_size(size[cut.dim], shape[cut.dim]):  # all rows share their numbers
         return positions
     held = list(positions)
     held[cut.dim] = op.redistribute(positions[cut.dim], cut.on_dim(0), REASON)

@@ -21,6 +21,7 @@ the outermost dim and the gathered dim comes right after it.
 
 from __future__ import annotations
 
+import operator
 from contextlib import suppress
 
 import torch
@@ -38,6 +39,7 @@ from autosp.placement import (
 )
 from autosp.sharding.builder import ProgramBuilder, Value
 from autosp.sharding.halo import TooFar, Window, fetch, is_plain
+from autosp.sizes import is_symbolic, most_rows, same_shape, same_size
 
 aten = torch.ops.aten
 
@@ -96,14 +98,14 @@ def redistribute(
 def _placed(builder: ProgramBuilder, value: Value, node: Node, target: Placement) -> Value:
     result = Value(node, target, value.shape)
     expected = local_shape(value.shape, target, builder.num_ranks)
-    assert tuple(result.local.shape) == expected, (value, target, result.local.shape, expected)
+    assert same_shape(result.local.shape, expected), (value, target, result.local.shape, expected)
     builder.amend(node, placement=target, global_shape=value.shape)
     return result
 
 
 def _only_blocks_differ(value: Value, source: Shard, target: Shard) -> bool:
     """The same plain dim with more or less padding: some rows move between neighbours."""
-    same = (source.dim, source.atom) == (target.dim, target.atom)
+    same = source.dim == target.dim and same_size(source.atom, target.atom)
     return same and is_plain(value, source) and is_plain(value, target)
 
 
@@ -115,19 +117,44 @@ def _sizes(node: Node) -> tuple[int, ...]:
     return tuple(node.meta["val"].shape)
 
 
-def _pad_rows(builder: ProgramBuilder, node: Node, dim: int, pad: int, fill: int | None) -> Node:
-    """Append ``pad`` rows on ``dim``: a constant, or a repeated valid row."""
-    if pad == 0:
+def _pad_rows(builder: ProgramBuilder, node: Node, dim: int, cut: Shard, fill: int | None) -> Node:
+    """Append the padding rows of ``cut`` on ``dim``: a constant, or a repeated valid row.
+
+    Where the length decides how many there are, append more than there can be: no tensor then
+    has a size that is zero at some lengths, and the blocks never take all rows.
+    """
+    if not cut.is_padded:
         return node
-    sizes = _sizes(node)
-    if fill is not None:
+    sizes, pad = _sizes(node), cut.pad
+    if is_symbolic(pad):
+        try:
+            pad = most_rows(pad, builder.num_ranks) + 1
+        except ValueError as why:
+            raise CannotRedistribute(f"the padding of {cut}: {why}") from None
+    rows = _split(sizes, dim, (pad,))
+    if fill is not None and not is_symbolic(cut.pad):
         widths = [0, 0] * (len(sizes) - 1 - dim) + [0, pad]
         return builder.emit(aten.constant_pad_nd.default, node, widths, fill)
-    valid_row = builder.emit(aten.slice.Tensor, node, dim, 0, 1)
-    valid_row.meta[NUM_VALID_ROWS_KEY] = sizes[dim]
-    fill_padding(valid_row, builder.padding_fill)
-    rows = builder.emit(aten.expand.default, valid_row, _split(sizes, dim, (pad,)))
-    return builder.emit(aten.cat.default, [node, rows], dim)
+    if fill is not None:
+        appended = builder.emit(aten.new_full.default, node, rows, fill)
+    else:
+        valid_row = _valid_row(builder, node, dim)
+        appended = builder.emit(aten.expand.default, valid_row, rows)
+    return builder.emit(aten.cat.default, [node, appended], dim)
+
+
+def _valid_row(builder: ProgramBuilder, node: Node, dim: int) -> Node:
+    """The row that padding rows repeat; :func:`fill_padding` may choose another."""
+    num_rows = _sizes(node)[dim]
+    if is_symbolic(num_rows):
+        row = num_rows - 1 if builder.padding_fill == "last" else 0
+        valid_row = builder.emit(aten.slice.Tensor, node, dim, row, row + 1)
+    else:
+        valid_row = builder.emit(aten.slice.Tensor, node, dim, 0, 1)
+    valid_row.meta[NUM_VALID_ROWS_KEY] = num_rows
+    if not is_symbolic(num_rows):
+        fill_padding(valid_row, builder.padding_fill)
+    return valid_row
 
 
 def fill_padding(valid_row: Node, fill: str) -> None:
@@ -142,16 +169,16 @@ def _slice(builder: ProgramBuilder, value: Value, target: Shard, fill: int | Non
     sizes, dim = value.shape, target.dim
     inner = sizes[dim] // (target.outer * target.atom)
     node, atom_dim = value.node, dim
-    viewed = target.outer != 1 or inner != 1
+    viewed = not (same_size(target.outer, 1) and same_size(inner, 1))
     if viewed:
         atom_dim = dim + 1
         node = builder.emit(
             aten.reshape.default, node, _split(sizes, dim, (target.outer, target.atom, inner))
         )
-    node = _pad_rows(builder, node, atom_dim, target.pad, fill)
+    node = _pad_rows(builder, node, atom_dim, target, fill)
     pieces = [
-        builder.emit(aten.slice.Tensor, node, atom_dim, rows.start, rows.stop)
-        for rows in target.pieces(builder.rank, builder.num_ranks)
+        builder.emit(aten.slice.Tensor, node, atom_dim, first, end)
+        for first, end in target.bounds(builder.rank, builder.num_ranks)
     ]
     if len(pieces) > 1:
         node = builder.emit(aten.cat.default, pieces, atom_dim)
@@ -202,17 +229,19 @@ def _pack_for(builder: ProgramBuilder, value: Value, target: Shard, leading: int
         node = value.node
         sizes, dim = _sizes(node), target.dim
         inner = value.shape[dim] // (target.outer * target.atom)
-        if target.pad:
-            if target.outer != 1 or inner != 1:
+        if target.is_padded:
+            if not (same_size(target.outer, 1) and same_size(inner, 1)):
                 raise CannotRedistribute(f"padding a strided cut {target}")
-            node = _pad_rows(builder, node, dim, target.pad, None)
+            node = _pad_rows(builder, node, dim, target, None)
             sizes = _sizes(node)
         if target.order == "zigzag":
             if target.outer != 1 or inner != 1:
                 raise CannotRedistribute(f"to a strided cut {target}")
             node = zigzag_order(builder, node, dim, builder.num_ranks)
         block = target.block(builder.num_ranks)
-        strided = target.outer != 1
+        if is_symbolic(target.pad):
+            return _stacked_blocks(builder, node, dim, block, leading)
+        strided = not same_size(target.outer, 1)
         split = ((target.outer,) if strided else ()) + (builder.num_ranks, block * inner)
         node = builder.emit(aten.reshape.default, node, _split(sizes, dim, split))
         rank_dim = dim + strided
@@ -228,6 +257,23 @@ def _pack_for(builder: ProgramBuilder, value: Value, target: Shard, leading: int
         rows = target.outer * block * inner
         packed = _packed_shape(builder.num_ranks, sizes, dim, rows, leading)
         return builder.emit(aten.reshape.default, node, packed)
+
+
+def _stacked_blocks(
+    builder: ProgramBuilder, node: Node, dim: int, block: int, leading: int | None
+) -> Node:
+    """``[P, leading?, ...rest]`` of a tensor that may have more rows than the blocks take.
+
+    Such a tensor is a view of which torch cannot tell, without its length, whether it can be
+    seen as blocks.
+    """
+    num_ranks = builder.num_ranks
+    node = builder.emit(aten.slice.Tensor, node, dim, 0, num_ranks * block)
+    blocks = builder.emit(aten.split_with_sizes.default, node, [block] * num_ranks, dim)
+    parts = [builder.emit(operator.getitem, blocks, rank) for rank in range(num_ranks)]
+    if leading is not None:
+        parts = [builder.emit(aten.movedim.int, part, leading, 0) for part in parts]
+    return builder.emit(aten.stack.default, parts)
 
 
 def _packed_shape(
@@ -270,7 +316,9 @@ def _merge_blocks(
     block = cut.block(num_ranks)
     inner = global_size // (cut.outer * cut.atom)
     sizes = _sizes(node)[1:]
-    simple = cut.outer == 1 and dim == 0
+    if is_symbolic(cut.pad):
+        return _merge_rows_first(builder, node, dim, cut, inner)
+    simple = same_size(cut.outer, 1) and dim == 0
     if not simple:
         split = (cut.outer, block, inner)
         node = builder.emit(aten.reshape.default, node, [num_ranks, *_split(sizes, dim, split)])
@@ -310,6 +358,27 @@ def zigzag_order(builder: ProgramBuilder, node: Node, dim: int, num_ranks: int) 
     upper = builder.emit(aten.flip.default, upper, [dim])
     node = builder.emit(aten.stack.default, [lower, upper], dim + 1)
     return builder.emit(aten.reshape.default, node, list(sizes))
+
+
+def _merge_rows_first(
+    builder: ProgramBuilder, node: Node, dim: int, cut: Shard, inner: int
+) -> Node:
+    """:func:`_merge_blocks` where the length decides how many padding rows there are.
+
+    They are cut off the outermost dim: only there it does not depend on their number how the
+    rest lies in memory, which torch asks for.
+    """
+    num_ranks, block, sizes = builder.num_ranks, cut.block(builder.num_ranks), _sizes(node)[1:]
+    rest = _split(sizes, dim, (cut.outer, inner))
+    split = (cut.outer, block, inner)
+    node = builder.emit(aten.reshape.default, node, [num_ranks, *_split(sizes, dim, split)])
+    node = builder.emit(aten.movedim.int, node, dim + 2, 1)
+    node = builder.emit(aten.reshape.default, node, [num_ranks * block, *rest])
+    node = builder.emit(aten.slice.Tensor, node, 0, 0, cut.atom)
+    node = builder.emit(aten.movedim.int, node, 0, dim + 1)
+    node = builder.emit(aten.clone.default, node, memory_format=torch.contiguous_format)
+    rows = cut.outer * cut.atom * inner
+    return builder.emit(aten.reshape.default, node, _split(sizes, dim, (rows,)))
 
 
 def _all_gather(builder: ProgramBuilder, value: Value, source: Shard) -> Node:

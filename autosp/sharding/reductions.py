@@ -25,7 +25,7 @@ from autosp.placement import PARTIAL_SUM, REPLICATE
 from autosp.sharding.builder import Value
 from autosp.sharding.formula import Formula
 from autosp.sharding.operation import NoRule, Operation, normalise_dim
-from autosp.sharding.rows import cut_of, filled_padding, per_rank, row_positions, valid_rows
+from autosp.sharding.rows import cut_of, filled_padding, per_rank, row_positions, rows_to_sum
 
 aten = torch.ops.aten
 
@@ -77,7 +77,7 @@ def total(op: Operation) -> Value:
     source: Value = op.args[0]
     cut, dims, keep = cut_of(source), reduced_dims(op), keeps_dims(op)
     with op.builder.role("loss", "padding rows are left out of the reduction"):
-        rows = valid_rows(op, source, cut)
+        rows = rows_to_sum(op, source, cut)
     if op.target in (aten.mean.default, aten.mean.dim):
         local = _share_of_mean(op, rows, dims, keep, prod(source.shape[d] for d in dims))
     else:
@@ -87,7 +87,7 @@ def total(op: Operation) -> Value:
         "reduction",
         "local sum, summed over the ranks where it is used",
         f"reduces over the sharded dim {cut.dim}"
-        + (f"; {cut.pad} padding rows are left out" if cut.pad else ""),
+        + ("; padding rows are left out" if cut.is_padded else ""),
         rule="reductions.total",
     )
     return op.result(local, PARTIAL_SUM)

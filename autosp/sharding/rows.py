@@ -13,6 +13,7 @@ from torch.fx import Node
 from autosp.placement import Shard
 from autosp.sharding.builder import Value
 from autosp.sharding.operation import NoRule, Operation
+from autosp.sizes import is_symbolic, same_size
 
 aten = torch.ops.aten
 
@@ -32,13 +33,15 @@ def inner_rows(value: Value, cut: Shard) -> int:
     return value.shape[cut.dim] // (cut.outer * cut.atom)
 
 
-def valid_rows(op: Operation, value: Value, cut: Shard) -> Node:
-    """The rows of this rank that are not padding, with the number of dims unchanged.
+def rows_to_sum(op: Operation, value: Value, cut: Shard) -> Node:
+    """The rows of this rank without padding, with the number of dims unchanged.
 
-    There may be none.
+    There may be none. Where the length decides how many there are, padding rows are zero.
     """
-    if not cut.pad:
+    if not cut.is_padded:
         return value.node
+    if is_symbolic(cut.pad):
+        return filled_padding(op, value, cut, False if value.dtype == torch.bool else 0)
     block = cut.block(op.num_ranks)
     kept = cut.num_valid(op.builder.rank, op.num_ranks)
     inner, dim = inner_rows(value, cut), cut.dim
@@ -60,7 +63,7 @@ def row_positions(op: Operation, value: Value, cut: Shard) -> Node:
     """
     inner = inner_rows(value, cut)
     in_atom = _positions_in_atom(op, value, cut)
-    if cut.outer == inner == 1:
+    if same_size(cut.outer, 1) and same_size(inner, 1):
         return in_atom
 
     def along(node: Node, position: int, step: int) -> Node:
@@ -79,7 +82,7 @@ def row_mask(op: Operation, value: Value, cut: Shard) -> Node:
     """True for the local rows that are not padding; broadcasts against the value."""
     inner, block = inner_rows(value, cut), cut.block(op.num_ranks)
     node = op.emit(aten.lt.Scalar, _positions_in_atom(op, value, cut), cut.atom)
-    if cut.outer != 1 or inner != 1:
+    if not (same_size(cut.outer, 1) and same_size(inner, 1)):
         node = op.emit(aten.reshape.default, node, [1, block, 1])
         node = op.emit(aten.expand.default, node, [cut.outer, block, inner])
     return op.emit(aten.reshape.default, node, _on_dim(value, cut.dim))
@@ -87,7 +90,7 @@ def row_mask(op: Operation, value: Value, cut: Shard) -> Node:
 
 def filled_padding(op: Operation, value: Value, cut: Shard, fill: Any) -> Node:
     """The local rows, with ``fill`` in place of padding."""
-    if not cut.pad:
+    if not cut.is_padded:
         return value.node
     return op.emit(aten.where.ScalarOther, row_mask(op, value, cut), value, fill)
 
@@ -105,8 +108,7 @@ def per_rank(op: Operation, local: Node, dim: int, reason: str) -> Value:
 
 def _positions_in_atom(op: Operation, value: Value, cut: Shard) -> Node:
     pieces = [
-        _range(op, value, rows.start, rows.stop)
-        for rows in cut.pieces(op.builder.rank, op.num_ranks)
+        _range(op, value, first, end) for first, end in cut.bounds(op.builder.rank, op.num_ranks)
     ]
     return pieces[0] if len(pieces) == 1 else op.emit(aten.cat.default, pieces)
 

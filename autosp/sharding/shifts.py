@@ -27,6 +27,7 @@ from autosp.sharding.halo import (
 from autosp.sharding.lookups import rows_at
 from autosp.sharding.operation import NoRule, Operation, normalise_dim
 from autosp.sharding.rows import cut_of
+from autosp.sizes import divided_up, first_row, is_symbolic, plain, same_size
 
 aten = torch.ops.aten
 
@@ -35,18 +36,19 @@ def slice_cut(op: Operation, source: Value, start: int, step: int) -> Value:
     """Every ``step``-th row of the cut dim from ``start``, as many as the result has."""
     cut = cut_of(source)
     kept, size, num_ranks = op.shape[cut.dim], source.shape[cut.dim], op.num_ranks
-    if kept == size:
+    if same_size(kept, size):
         return source
     if kept == 0:
         raise NoRule("an empty slice")
-    if start == 0 and step == 1 and cut.outer == 1 and cut.atom == size:
+    is_whole = same_size(cut.outer, 1) and same_size(cut.atom, size)
+    if start == 0 and step == 1 and is_whole:
         tail = Shard(cut.dim, kept, 1, cut.pad + size - kept, cut.order, cut.label)
         return op.result(source.node, tail)
     if kept < num_ranks and source.dtype != torch.bool:
         return op.result(_few_rows(op, source, start, kept, step), PARTIAL_SUM)
     check_plain(source)
     keeps_blocks = step == 1 and 2 * kept > size
-    block = cut.block(num_ranks) if keeps_blocks else -(-kept // num_ranks)
+    block = cut.block(num_ranks) if keeps_blocks else divided_up(kept, num_ranks)
     window = Window(start, block * step, (block - 1) * step + 1)
     node = fetched(op, source, window)
     if step != 1:
@@ -68,7 +70,7 @@ def select_cut(op: Operation, source: Value, index: int) -> Value:
     if source.dtype == torch.bool:
         raise NoRule("select of one row of the sharded dim")
     cut = cut_of(source)
-    row = _few_rows(op, source, index % source.shape[cut.dim], 1, 1)
+    row = _few_rows(op, source, first_row(index, source.shape[cut.dim]), 1, 1)
     return op.result(op.emit(aten.squeeze.dims, row, [cut.dim]), PARTIAL_SUM)
 
 
@@ -88,6 +90,8 @@ def fetched(op: Operation, source: Value, window: Window, fill: Fill | None = No
 def _window_of_whole(op: Operation, whole: Value, dim: int, window: Window) -> Node:
     """A rank's window of rows that it holds all of; edge rows stand outside the sequence."""
     size = whole.shape[dim]
+    if is_symbolic(window.step) or is_symbolic(size):
+        return _window_by_index(op, whole, dim, window)
     front = max(-window.begin(0), 0)
     last = window.begin(op.num_ranks - 1) + window.length
     node = whole.node
@@ -105,6 +109,20 @@ def _window_of_whole(op: Operation, whole: Value, dim: int, window: Window) -> N
     return op.emit(aten.slice.Tensor, node, dim, first, first + window.length)
 
 
+def _window_by_index(op: Operation, whole: Value, dim: int, window: Window) -> Node:
+    """The same where a length that stays dynamic decides which rows are outside."""
+    begin = window.begin(op.builder.rank)
+    position = op.emit(
+        aten.arange.start,
+        begin,
+        begin + window.length,
+        dtype=torch.int64,
+        device=whole.local.device,
+    )
+    inside = op.emit(aten.clamp.default, position, 0, whole.shape[dim] - 1)
+    return op.emit(aten.index_select.default, whole, dim, inside)
+
+
 def check_plain(source: Value) -> None:
     """Raise :class:`NoRule` where rows that follow each other lie on far-off ranks."""
     cut = cut_of(source)
@@ -120,8 +138,13 @@ def blocks_of(cut: Shard, size: int, block: int, num_ranks: int) -> Shard:
 def block_for(cut: Shard, size: int, num_ranks: int) -> int:
     """Rows per rank for a new ``size``: as before where that fits and wastes little."""
     block = cut.block(num_ranks)
+    if is_symbolic(block):
+        more = plain(size - cut.atom)
+        if is_symbolic(more):
+            return divided_up(size, num_ranks)
+        return block + divided_up(max(more, 0), num_ranks)
     fits = size <= block * num_ranks < 2 * size
-    return block if fits else -(-size // num_ranks)
+    return block if fits else divided_up(size, num_ranks)
 
 
 def pad(op: Operation) -> Value | Formula:
@@ -263,6 +286,8 @@ def flip(op: Operation) -> Value:
     if cut.dim not in {normalise_dim(dim, len(source.shape)) for dim in op.args[1]}:
         return op.result(node, cut)
     check_plain(source)
+    if is_symbolic(cut.atom):
+        raise NoRule("flip of the sharded dim, whose length stays dynamic")
     num_rows = cut.block(op.num_ranks) * op.num_ranks
     shape = (*source.shape[: cut.dim], num_rows, *source.shape[cut.dim + 1 :])
     mirrored = Value(
@@ -282,7 +307,7 @@ def unfold(op: Operation) -> Value:
         return op.result(op.same(), cut)
     check_plain(source)
     size = op.shape[dim]
-    block = -(-size // op.num_ranks)
+    block = divided_up(size, op.num_ranks)
     window = Window(0, block * step, (block - 1) * step + length)
     node = op.emit(op.target, fetched(op, source, window), dim, length, step)
     return op.result(node, blocks_of(cut, size, block, op.num_ranks))

@@ -15,6 +15,7 @@ from autosp.custom_gradients import is_custom_gradient
 from autosp.graph import is_operator, shape_of, tensor_of
 from autosp.sharding.operation import normalise_dim
 from autosp.sharding.pointwise import is_pointwise
+from autosp.sizes import key_of, same_size
 
 aten = torch.ops.aten
 
@@ -26,6 +27,15 @@ class TracedDim:
     dim: int
     size: int
     outer: int = 1
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, TracedDim) and self._key() == other._key()
+
+    def __hash__(self) -> int:
+        return hash(self._key())
+
+    def _key(self) -> tuple[Any, ...]:
+        return (self.dim, key_of(self.size), key_of(self.outer))
 
     def on_dim(self, dim: int) -> TracedDim:
         return TracedDim(dim, self.size, self.outer)
@@ -90,7 +100,7 @@ def _carries(source: Node, along: TracedDim) -> bool:
     tensor = value[0] if isinstance(value, (tuple, list)) and value else value
     if not isinstance(tensor, torch.Tensor) or not 0 <= along.dim < tensor.dim():
         return False
-    return int(tensor.shape[along.dim]) % (along.outer * along.size) == 0
+    return bool(tensor.shape[along.dim] % (along.outer * along.size) == 0)
 
 
 def _broadcast_sources(node: Node, along: TracedDim) -> Sources:
@@ -99,7 +109,7 @@ def _broadcast_sources(node: Node, along: TracedDim) -> Sources:
         if tensor_of(source) is None:
             continue
         own = along.dim - (num_dims - len(shape_of(source)))
-        if own >= 0 and shape_of(source)[own] == shape_of(node)[along.dim]:
+        if own >= 0 and same_size(shape_of(source)[own], shape_of(node)[along.dim]):
             found.append((source, along.on_dim(own)))
     return found
 
@@ -185,7 +195,7 @@ def _dim_before(node: Node, own: tuple[int, ...], along: TracedDim) -> TracedDim
     value = node.meta["val"]
     if not isinstance(value, torch.Tensor) or dim >= num_dims:
         return None
-    return along if own[dim] == int(value.shape[dim]) else None
+    return along if same_size(own[dim], value.shape[dim]) else None
 
 
 def before_reshape(old: Sequence[int], new: Sequence[int], along: TracedDim) -> TracedDim | None:

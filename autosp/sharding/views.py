@@ -12,11 +12,12 @@ from typing import Any
 
 import torch
 
-from autosp.placement import REPLICATE, Placement, Shard, local_shape, padding_of
+from autosp.placement import REPLICATE, Placement, Shard, local_shape, rows_dealt_out
 from autosp.sharding.builder import Value
 from autosp.sharding.formula import Formula, RuleOrFormula
 from autosp.sharding.operation import NoRule, Operation, normalise_dim
 from autosp.sharding.shifts import join_cut, select_cut, slice_cut, split_cut
+from autosp.sizes import first_row, same_size
 
 aten = torch.ops.aten
 
@@ -47,8 +48,8 @@ def reshaped_cut(old: tuple[int, ...], new: tuple[int, ...], cut: Shard, num_ran
             rows = size // outer
             if rows % cut.atom == 0:
                 return Shard(dim, cut.atom, outer, cut.pad, cut.order, cut.label)
-            whole_blocks = padding_of(rows, num_ranks, cut.order) == 0
-            if not cut.pad and whole_blocks and (cut.atom * inner) % rows == 0:
+            multiple = rows_dealt_out(num_ranks, cut.order)
+            if not cut.is_padded and rows % multiple == 0 and (cut.atom * inner) % rows == 0:
                 return Shard(dim, rows, outer, 0, cut.order, cut.label)
             break
         passed *= size
@@ -111,7 +112,7 @@ def expand(op: Operation) -> Value:
     if not isinstance(placement, Shard):
         raise NoRule("expand of a partial tensor")
     moved = placement.on_dim(placement.dim + len(op.shape) - len(source.shape))
-    if op.shape[moved.dim] != source.shape[placement.dim]:
+    if not same_size(op.shape[moved.dim], source.shape[placement.dim]):
         whole = op.replicate(source, "one row, repeated")
         return op.result(op.emit(aten.expand.default, whole, list(op.shape)), REPLICATE)
     sizes = list(local_shape(op.shape, moved, op.num_ranks))
@@ -125,16 +126,15 @@ def slice_(op: Operation) -> Value:
     dim = normalise_dim(op.argument(1, "dim", 0), len(source.shape))
     if not isinstance(placement, Shard) or dim != placement.dim:
         return op.result(op.same(), placement)
-    bounds = slice(op.argument(2, "start"), op.argument(3, "end"), op.argument(4, "step", 1))
-    start, _, step = bounds.indices(source.shape[dim])
-    return slice_cut(op, source, start, step)
+    start = first_row(op.argument(2, "start"), source.shape[dim])
+    return slice_cut(op, source, start, op.argument(4, "step", 1))
 
 
 def narrow(op: Operation) -> Value:
     source, dim, start, length = op.args[:4]
     dim = normalise_dim(dim, len(source.shape))
     placement = source.placement
-    start %= source.shape[dim] or 1
+    start = first_row(start, source.shape[dim])
     if isinstance(placement, Shard) and placement.dim == dim:
         return slice_cut(op, source, start, 1)
     return op.result(op.emit(aten.slice.Tensor, source, dim, start, start + length), placement)

@@ -129,10 +129,3 @@ def test_a_piece_of_a_broken_program_is_refused():
 def broken(x):
     torch._dynamo.graph_break()
     return x.sin()
-
-
-def test_a_size_marked_dynamic_is_refused_with_the_way_out():
-    ids, labels = tokens(1, 6)
-    torch._dynamo.mark_dynamic(ids, 1)
-    with pytest.raises(AutoSPError, match=r"dim 1 of ids is marked dynamic.*Remove"):
-        with_captured(SmallModel(), (ids, labels), {}, lambda *_: None)

@@ -52,7 +52,7 @@ def test_a_loss_normalised_by_the_local_count(monkeypatch):
 
 
 def test_padding_rows_that_are_summed(monkeypatch):
-    monkeypatch.setattr(reductions, "valid_rows", lambda op, source, cut: source.node)
+    monkeypatch.setattr(reductions, "rows_to_sum", lambda op, source, cut: source.node)
     wrong = first_wrong(SmallModel(after=lambda m, x: x.mean(1)))
     assert (wrong.name, wrong.quantity) == ("mean", "value")
 
@@ -135,7 +135,7 @@ def test_a_sum_that_is_called_replicated_but_is_partial(monkeypatch):
 
 
 def test_the_report_reads_as_one_line(monkeypatch):
-    monkeypatch.setattr(reductions, "valid_rows", lambda op, source, cut: source.node)
+    monkeypatch.setattr(reductions, "rows_to_sum", lambda op, source, cut: source.node)
     text = str(first_wrong(SmallModel(after=lambda m, x: x.mean(1))))
     assert "\n" not in text
     assert "value of mean (aten.mean.dim, P(sum))" in text
