@@ -153,10 +153,12 @@ def profile_sharded_training(
     parameters = list(model.parameters())
     optimizer = case.make_optimizer(parameters)
 
-    def train() -> Any:
+    def train(*, average: bool = False) -> Any:
         output = compiled(**inputs)
         loss = output if isinstance(output, torch.Tensor) else output.loss
         loss.backward()
+        if average:
+            autosp.average_gradients(parameters)
         if optimizer is not None:
             optimizer.step()
         return output
@@ -165,7 +167,7 @@ def profile_sharded_training(
         for parameter in parameters:
             parameter.grad = None
 
-    train()
+    train(average=True)  # the first calls compare the ranks' parameters
     clear()
     states = (
         []
