@@ -74,7 +74,7 @@ class RankCompilation:
         if keys is None:
             return ()
         fake, mesh = keys.meta["val"], self.context.mesh
-        return (draw_keys(len(fake), dp_rank=mesh.rank // mesh.sp, device=fake.device),)
+        return (draw_keys(len(fake), dp_rank=mesh.dp_rank, device=fake.device),)
 
 
 @dataclass(slots=True)

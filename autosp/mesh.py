@@ -43,6 +43,11 @@ class Mesh:
         return self.rank % self.sp
 
     @property
+    def dp_rank(self) -> int:
+        """Which of the data-parallel groups this rank is in."""
+        return self.rank // self.sp
+
+    @property
     def axes(self) -> Mapping[str, int]:
         """Axis sizes, outermost first."""
         return {"dp": self.dp, "sp": self.sp}

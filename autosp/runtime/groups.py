@@ -39,27 +39,40 @@ def join_mesh(mesh: Mesh | DeviceMesh | None) -> RankGroup:
     Raises:
         MeshError: no process group, or sizes that do not match it.
     """
+    if isinstance(mesh, DeviceMesh):
+        _require_processes()
+        return _from_device_mesh(mesh, dist.get_rank(), dist.get_world_size())
+    mesh = mesh_of_processes(mesh)
+    if mesh.dp == 1:
+        return RankGroup(mesh, dist.group.WORLD)
+    group, _ = dist.new_subgroups_by_enumeration(mesh.sp_groups())  # type: ignore[no-untyped-call]
+    return RankGroup(mesh, group)
+
+
+def _require_processes() -> None:
     if not dist.is_available() or not dist.is_initialized():
         raise MeshError(
             "torch.distributed is not initialised",
             hint="Call torch.distributed.init_process_group() first, under torchrun",
         )
-    world_size, rank = dist.get_world_size(), dist.get_rank()
-    if isinstance(mesh, DeviceMesh):
-        return _from_device_mesh(mesh, rank, world_size)
-    if mesh is None:
-        mesh = Mesh(sp=world_size)
+
+
+def mesh_of_processes(mesh: Mesh | None) -> Mesh:
+    """``mesh`` with this process's rank; None: all processes are one SP group.
+
+    Raises:
+        MeshError: no process group, or sizes that do not match it.
+    """
+    _require_processes()
+    world_size = dist.get_world_size()
+    mesh = mesh or Mesh(sp=world_size)
     if mesh.world_size != world_size:
         raise MeshError(
             f"the mesh has dp {mesh.dp} x sp {mesh.sp} = {mesh.world_size} ranks "
             f"but {world_size} processes run",
             hint="Start as many processes as the mesh has ranks",
         )
-    mesh = replace(mesh, rank=rank)
-    if mesh.dp == 1:
-        return RankGroup(mesh, dist.group.WORLD)
-    group, _ = dist.new_subgroups_by_enumeration(mesh.sp_groups())  # type: ignore[no-untyped-call]
-    return RankGroup(mesh, group)
+    return replace(mesh, rank=dist.get_rank())
 
 
 def _from_device_mesh(device_mesh: DeviceMesh, rank: int, world_size: int) -> RankGroup:

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch.distributed as dist
 from torch.utils.data import Dataset, DistributedSampler
 
-from autosp.errors import MeshError
 from autosp.mesh import Mesh
+from autosp.runtime.groups import mesh_of_processes
 
 
 def data_parallel_sampler(
@@ -26,16 +25,5 @@ def data_parallel_sampler(
     Raises:
         MeshError: the mesh does not match the processes that run.
     """
-    if not dist.is_available() or not dist.is_initialized():
-        raise MeshError(
-            "torch.distributed is not initialised",
-            hint="Call torch.distributed.init_process_group() first, under torchrun",
-        )
-    mesh = mesh or Mesh(sp=dist.get_world_size())
-    if mesh.world_size != dist.get_world_size():
-        raise MeshError(
-            f"the mesh has {mesh.world_size} ranks but {dist.get_world_size()} processes run",
-            hint="Start as many processes as the mesh has ranks",
-        )
-    group = dist.get_rank() // mesh.sp
-    return DistributedSampler(dataset, num_replicas=mesh.dp, rank=group, **options)
+    mesh = mesh_of_processes(mesh)
+    return DistributedSampler(dataset, num_replicas=mesh.dp, rank=mesh.dp_rank, **options)

@@ -17,7 +17,7 @@ from torch.fx import Graph, Node
 from torch.fx.node import map_aggregate
 
 from autosp.events import NodeRole
-from autosp.graph import CUSTOM_KEY, TAG_KEY, LocalTag, meta_of
+from autosp.graph import CUSTOM_KEY, TAG_KEY, CollectiveTag, LocalTag, functional, meta_of
 from autosp.mesh import Mesh
 from autosp.placement import Placement
 from autosp.sharding.attention_plan import AttentionPlan
@@ -116,6 +116,14 @@ class ProgramBuilder:
         if key not in self._sizes:
             self._sizes[key] = size_node(self.graph, size, self._sizes)
         return self._sizes[key]
+
+    def collective(self, tag: CollectiveTag, target: Any, *args: Any) -> Node:
+        """Emit a functional collective on packed data, tagged, and its wait."""
+        with self.role("collective"):
+            started = self.emit(target, *args)
+            self.amend(started, collective=tag)
+        with self.role("wait"):
+            return self.emit(functional.wait_tensor.default, started)
 
     def tag(self, node: Node, **changes: Any) -> None:
         """Attach what is known of a node: its origin's source and module, role, reason."""

@@ -165,16 +165,10 @@ def swapped_with_mirror(builder: ProgramBuilder, node: Node, cut: Shard) -> Node
 def _exchanged(
     builder: ProgramBuilder, packed: Node, receives: list[int], sends: list[int], cut: Shard
 ) -> Node:
-    with builder.role("collective"):
-        started = builder.emit(
-            functional.all_to_all_single.default, packed, receives, sends, builder.group_name
-        )
-        tag = CollectiveTag(
-            "all_to_all", "sp", builder.num_ranks, str(cut), "with rows of neighbours"
-        )
-        builder.amend(started, collective=tag)
-    with builder.role("wait"):
-        return builder.emit(functional.wait_tensor.default, started)
+    tag = CollectiveTag("all_to_all", "sp", builder.num_ranks, str(cut), "with rows of neighbours")
+    return builder.collective(
+        tag, functional.all_to_all_single.default, packed, receives, sends, builder.group_name
+    )
 
 
 def filled(

@@ -71,12 +71,8 @@ class HeadExchange:
         first = builder.rank - builder.rank % self.num_ulysses
         members = range(first, first + self.num_ulysses)
         splits = [1 if rank in members else 0 for rank in range(builder.num_ranks)]
-        with builder.role("collective"):
-            started = builder.emit(
-                functional.all_to_all_single.default, packed, splits, splits, builder.group_name
-            )
-            axis = "ulysses" if self.num_ulysses < builder.num_ranks else "sp"
-            tag = CollectiveTag("all_to_all", axis, self.num_ulysses, source, target)
-            builder.amend(started, collective=tag)
-        with builder.role("wait"):
-            return builder.emit(functional.wait_tensor.default, started)
+        axis = "ulysses" if self.num_ulysses < builder.num_ranks else "sp"
+        tag = CollectiveTag("all_to_all", axis, self.num_ulysses, source, target)
+        return builder.collective(
+            tag, functional.all_to_all_single.default, packed, splits, splits, builder.group_name
+        )

@@ -23,6 +23,7 @@ from __future__ import annotations
 
 import operator
 from contextlib import suppress
+from typing import Any
 
 import torch
 from torch.fx import Node
@@ -196,27 +197,19 @@ def _start_and_wait(
 ) -> Node:
     """Emit the collective and its wait on the packed ``node``."""
     num_ranks, group = builder.num_ranks, builder.group_name
+    call: tuple[Any, ...]
     tag = CollectiveTag(kind, "sp", num_ranks, str(source), str(target))  # type: ignore[arg-type]
-    with builder.role("collective"):
-        match kind:
-            case "all_to_all":
-                splits = [1] * num_ranks
-                started = builder.emit(
-                    functional.all_to_all_single.default, node, splits, splits, group
-                )
-            case "all_gather":
-                started = builder.emit(
-                    functional.all_gather_into_tensor.default, node, num_ranks, group
-                )
-            case "reduce_scatter":
-                started = builder.emit(
-                    functional.reduce_scatter_tensor.default, node, "sum", num_ranks, group
-                )
-            case _:
-                started = builder.emit(functional.all_reduce.default, node, "sum", group)
-        builder.amend(started, collective=tag)
-    with builder.role("wait"):
-        return builder.emit(functional.wait_tensor.default, started)
+    match kind:
+        case "all_to_all":
+            splits = [1] * num_ranks
+            call = (functional.all_to_all_single.default, node, splits, splits, group)
+        case "all_gather":
+            call = (functional.all_gather_into_tensor.default, node, num_ranks, group)
+        case "reduce_scatter":
+            call = (functional.reduce_scatter_tensor.default, node, "sum", num_ranks, group)
+        case _:
+            call = (functional.all_reduce.default, node, "sum", group)
+    return builder.collective(tag, *call)
 
 
 def _pack_for(builder: ProgramBuilder, value: Value, target: Shard, leading: int | None) -> Node:
