@@ -27,7 +27,7 @@ from autosp.collective_order import collectives_stay_apart, keep_ring_in_backwar
 from autosp.cost.step import CompiledStep
 from autosp.derived_placements import label_placements
 from autosp.events import Finding, GraphSnapshot
-from autosp.graph import is_view, is_write, num_bytes, output_node, tensor_of
+from autosp.graph import is_view, is_write, node_bytes, output_node
 from autosp.inner import InnerCompiler
 from autosp.outputs import OutputPlan, plan_outputs
 from autosp.passes import PROGRAM_PASSES
@@ -397,7 +397,7 @@ def _record_partition(compilation: RankCompilation, index: int) -> None:
     assert graphs.forward is not None and graphs.backward is not None
     saved = saved_tensors(graphs.forward, graphs.num_forward_outputs)
     recomputed = recomputed_nodes(graphs.forward, graphs.backward)
-    saved_bytes = sum(_num_bytes(node) for node in saved if node.op != "placeholder")
+    saved_bytes = sum(node_bytes(node) for node in saved if node.op != "placeholder")
     context.decide(
         "applied",
         "saved-tensors",
@@ -432,11 +432,6 @@ def recomputed_nodes(forward: GraphModule, backward: GraphModule) -> frozenset[s
         for node in backward.graph.nodes
         if node.op == "call_function" and node.name in computed and not is_view(node)
     )
-
-
-def _num_bytes(node: Node) -> int:
-    tensor = tensor_of(node)
-    return 0 if tensor is None else num_bytes(tensor)
 
 
 def compiled_step(compilation: RankCompilation) -> CompiledStep:

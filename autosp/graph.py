@@ -189,6 +189,12 @@ def num_bytes(tensor: torch.Tensor) -> int:
     return prod(examples(tensor.shape)) * tensor.element_size()
 
 
+def node_bytes(node: Node) -> int:
+    """Bytes of a node's tensor on a rank; 0 if it has none."""
+    tensor = tensor_of(node)
+    return 0 if tensor is None else num_bytes(tensor)
+
+
 def output_node(graph: Graph) -> Node:
     node: Node = next(iter(reversed(graph.nodes)))
     return node

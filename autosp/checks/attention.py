@@ -12,10 +12,10 @@ from collections.abc import Iterator
 
 from torch.fx import Graph, Node
 
-from autosp.checks.subject import Subject, counted, num_bytes
+from autosp.checks.subject import Subject, counted
 from autosp.compilation import recomputed_nodes
 from autosp.events import Finding, GraphName
-from autosp.graph import collective_kind, is_operator, local_tag, shape_of, tensor_of
+from autosp.graph import collective_kind, is_operator, local_tag, node_bytes, shape_of, tensor_of
 from autosp.runtime.ring_attention import RING_ATTENTION
 from autosp.sharding.attention_plan import ATTENTION, SEQUENCE_DIM
 from autosp.sharding.seeds import attention_sites
@@ -91,7 +91,7 @@ def _too_few(subject: Subject, site: Node, count: int) -> Finding:
         "error",
         f"this attention runs whole on every rank: {what} inserted around it",
         "See `autosp-inspect explain` of this node for the placement of its query",
-        cost_bytes=num_bytes(site),
+        cost_bytes=node_bytes(site),
     )
 
 
@@ -107,7 +107,7 @@ def _too_many(
             f"{len(exchanges)} all-to-alls in the {graph} of this attention; queries, keys, "
             f"values and output need {MOST_PER_SITE}",
             f"See `autosp-inspect collectives --phase {graph}` for the reason of each",
-            cost_bytes=sum(map(num_bytes, extra)),
+            cost_bytes=sum(map(node_bytes, extra)),
             cost_ns=subject.duration_ns(graph, extra),
         )
 

@@ -11,12 +11,13 @@ from collections.abc import Iterator
 from torch.fx import Graph, Node
 
 from autosp.checkpoint_report import SAVING_HINT
-from autosp.checks.subject import Subject, counted, num_bytes, size_text
+from autosp.checks.subject import Subject, counted, size_text
 from autosp.events import Finding
 from autosp.graph import (
     collective_kind,
     is_unclassified_collective,
     local_origin,
+    node_bytes,
     shape_of,
 )
 from autosp.records import phase_of
@@ -55,7 +56,7 @@ def _lost_or_doubled_in_joint(subject: Subject) -> Iterator[Finding]:
                 "warning",
                 f"this {collective_kind(node)} is in the joint graph {found} times",
                 "Report it with the model that shows it",
-                cost_bytes=(found - 1) * num_bytes(node),
+                cost_bytes=(found - 1) * node_bytes(node),
             )
 
 
@@ -115,7 +116,7 @@ def _lost(subject: Subject, node: Node, where: str) -> Finding:
         f"{collective_kind(node)} {node.name} was inserted by the compiler and is missing in "
         f"{where}: the ranks would disagree",
         "Do not train with this program; report it with the model that shows it",
-        cost_bytes=num_bytes(node),
+        cost_bytes=node_bytes(node),
     )
 
 
@@ -128,7 +129,7 @@ def _recomputed(subject: Subject) -> Iterator[Finding]:
     again = [node for node in collectives_of(graphs.backward.graph) if node.name in forward]
     if not again:
         return
-    total = sum(map(num_bytes, again))
+    total = sum(map(node_bytes, again))
     asked_for = bool(subject.compilation.captured.checkpoints)
     yield subject.finding(
         again[0],
@@ -153,5 +154,5 @@ def _unclassified(subject: Subject) -> Iterator[Finding]:
                     f"{node.target} communicates, but the compiler does not know how: it is in no "
                     "count of collectives and has no price",
                     "Report it with the model that uses it",
-                    cost_bytes=num_bytes(node),
+                    cost_bytes=node_bytes(node),
                 )

@@ -12,9 +12,9 @@ from collections.abc import Iterator
 from torch.fx import Node
 
 from autosp.capture import GraphInput
-from autosp.checks.subject import Subject, num_bytes, size_text
+from autosp.checks.subject import Subject, size_text
 from autosp.events import Finding
-from autosp.graph import output_node, shape_of, tensor_of
+from autosp.graph import node_bytes, output_node, shape_of, tensor_of
 from autosp.placement import Shard
 
 LOSS_HINT = (
@@ -45,7 +45,7 @@ def _gradients_of_inputs(subject: Subject) -> Iterator[Finding]:
             "tokens, times the number of ranks, and zero elsewhere",
             "Average it over the ranks as the gradients of parameters, before it is read; a "
             "module before the region whose parameters are averaged needs nothing",
-            cost_bytes=num_bytes(node),
+            cost_bytes=node_bytes(node),
         )
 
 
@@ -71,7 +71,7 @@ def _loss_outside(subject: Subject) -> Iterator[Finding]:
         if isinstance(leaf.placement, Shard) and leaf.differentiable and _is_floating(node)
     ]
     if differentiable and subject.compilation.graphs.backward is not None:
-        largest = max(differentiable, key=num_bytes)
+        largest = max(differentiable, key=node_bytes)
         yield _outside(subject, largest, "a loss computed outside the compiled region reads")
 
 
@@ -106,4 +106,4 @@ def _stand_in_for_a_loss(subject: Subject) -> Node | None:
         if node.all_input_nodes and "in sum_of_outputs" in str(node.meta.get("stack_trace"))
     ]
     outputs = [node for node in sums if tensor_of(node) is not None and len(shape_of(node)) > 1]
-    return max(outputs, key=num_bytes, default=None)
+    return max(outputs, key=node_bytes, default=None)

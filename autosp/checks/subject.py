@@ -6,7 +6,6 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from math import prod
 
 from torch.fx import Graph, GraphModule, Node
 
@@ -14,11 +13,11 @@ from autosp.compilation import RankCompilation
 from autosp.errors import ShardingError
 from autosp.estimate import StepEstimate
 from autosp.events import Finding, GraphName, NodeCost, Severity
-from autosp.graph import LocalTag, is_operator, local_tag, tensor_of
+from autosp.graph import LocalTag, is_operator, local_tag
 from autosp.records import tag_of
 from autosp.runtime import keyed_random
 from autosp.sharding.seeds import attention_sites, find_seeds
-from autosp.sizes import example, examples
+from autosp.sizes import example
 
 
 @dataclass(frozen=True)
@@ -106,12 +105,6 @@ class Subject:
             cost_bytes=cost_bytes,
             cost_ns=cost_ns,
         )
-
-
-def num_bytes(node: Node) -> int:
-    """Bytes of a node's tensor on a rank; 0 if it has none."""
-    tensor = tensor_of(node)
-    return 0 if tensor is None else prod(examples(tensor.shape)) * tensor.element_size()
 
 
 def layer_pattern(module: str) -> str:

@@ -10,9 +10,9 @@ import torch
 from torch.fx import Node
 
 from autosp.capture import GraphInput
-from autosp.checks.subject import Subject, counted, layer_pattern, num_bytes, size_text
+from autosp.checks.subject import Subject, counted, layer_pattern, size_text
 from autosp.events import Finding
-from autosp.graph import collective_kind, is_view, local_tag, tensor_of
+from autosp.graph import collective_kind, is_view, local_tag, node_bytes, tensor_of
 from autosp.placement import Replicate
 from autosp.records import dtype_name, tag_of
 from autosp.sizes import examples
@@ -120,10 +120,10 @@ def _square(subject: Subject, node: Node, tensor: torch.Tensor, length: int) -> 
         "square-tensor",
         "error" if length >= LONG_SEQUENCE else "warning",
         f"{dtype_name(tensor.dtype)}{list(examples(tensor.shape))} grows with the square of the "
-        f"sequence length ({size_text(num_bytes(node))} on every rank)",
+        f"sequence length ({size_text(node_bytes(node))} on every rank)",
         "A mask that could not be proved causal, or attention written out by hand: use "
         "scaled_dot_product_attention with is_causal=True",
-        cost_bytes=num_bytes(node),
+        cost_bytes=node_bytes(node),
     )
 
 
@@ -160,14 +160,14 @@ def _is_whole(subject: Subject, node: Node) -> bool:
         and isinstance(tag.placement, Replicate)
         and tensor.is_floating_point()
         and subject.sequence_length in examples(tensor.shape)
-        and num_bytes(node) >= LARGE_BYTES
+        and node_bytes(node) >= LARGE_BYTES
         and not is_view(node)
     )
 
 
 def _whole(subject: Subject, cause: _Cause, nodes: list[Node]) -> Finding:
-    largest = max(nodes, key=num_bytes)
-    tensor, total = tensor_of(largest), sum(map(num_bytes, nodes))
+    largest = max(nodes, key=node_bytes)
+    tensor, total = tensor_of(largest), sum(map(node_bytes, nodes))
     assert tensor is not None
     readers = _whole_readers(largest)
     return subject.finding(
@@ -189,7 +189,7 @@ def _places(subject: Subject, nodes: list[Node]) -> str:
     """Modules that hold most of the bytes, the largest first."""
     sizes: Counter[str] = Counter()
     for node in nodes:
-        sizes[layer_pattern(subject.module_of(node)) or "the root module"] += num_bytes(node)
+        sizes[layer_pattern(subject.module_of(node)) or "the root module"] += node_bytes(node)
     shown = [place for place, _ in sizes.most_common(MOST_PLACES)]
     rest = len(sizes) - len(shown)
     return ", ".join(shown) + (f" and {counted(rest, 'other')}" if rest else "")
