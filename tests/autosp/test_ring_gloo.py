@@ -9,7 +9,14 @@ import torch
 
 from autosp.verification_processes import run_on_ranks
 from tests.support import gloo_cases
-from tests.support.gloo_cases import Subject, run_cases, sample, small, verification
+from tests.support.gloo_cases import (
+    Subject,
+    assert_gradients_and_loss_equal,
+    run_cases,
+    sample,
+    small,
+    verification,
+)
 from tests.support.programs import SmallModel, tokens
 
 
@@ -79,10 +86,7 @@ def four():
 
 
 def assert_equal_to_eager(report):
-    assert not isinstance(report, str), report
-    wrong = [g for g in report.gradients if not g.rel_error <= report.tolerance]
-    assert not wrong, (wrong, report.first_wrong_detail)
-    assert len(report.gradients) > 3
+    assert_gradients_and_loss_equal(report)
     assert report.ok
 
 

@@ -158,7 +158,7 @@ def new_engine(training: Training, model: torch.nn.Module, **changes: Any) -> An
 
 
 def rows_of_this_group(batch: torch.Tensor, training: Training) -> torch.Tensor:
-    group = dist.get_rank() // training.sp
+    group = autosp.Mesh(training.sp, training.dp, dist.get_rank()).dp_rank
     return batch[BATCH * group : BATCH * (group + 1)]
 
 
@@ -178,18 +178,7 @@ def compare(training: Training) -> Comparison:
             step_losses.append(_mean_over_groups(loss.detach(), training))
         losses.append(sum(step_losses) / len(step_losses))
         norms.append(engine.get_global_grad_norm())
-    reference, expected_losses, expected_norms = _single_process(training)
-    return Comparison(
-        loss_error=max(abs(a - b) / b for a, b in zip(losses, expected_losses, strict=True)),
-        parameter_error=_parameter_error(model, reference),
-        norms=tuple(
-            (float(found), expected)
-            for found, expected in zip(norms, expected_norms, strict=True)
-            if found is not None
-        ),
-        num_all_to_alls=watching.num_all_to_alls,
-        whole_activations=tuple(watching.whole_activations),
-    )
+    return _comparison(training, model, losses, norms, watching)
 
 
 def compare_fsdp(training: Training) -> Comparison:
@@ -209,14 +198,28 @@ def compare_fsdp(training: Training) -> Comparison:
         optimizer.step()
         optimizer.zero_grad()
         losses.append(_mean_over_groups(loss.detach(), training))
-    reference, expected_losses, expected_norms = _single_process(training)
     whole = new_model(training)
     for parameter, shard in zip(whole.parameters(), model.parameters(), strict=True):
         parameter.data = shard.full_tensor().detach()
+    return _comparison(training, whole, losses, norms, watching)
+
+
+def _comparison(
+    training: Training,
+    model: torch.nn.Module,
+    losses: Sequence[float],
+    norms: Sequence[Any],
+    watching: Watching,
+) -> Comparison:
+    reference, expected_losses, expected_norms = _single_process(training)
     return Comparison(
         loss_error=max(abs(a - b) / b for a, b in zip(losses, expected_losses, strict=True)),
-        parameter_error=_parameter_error(whole, reference),
-        norms=tuple(zip(norms, expected_norms, strict=True)),
+        parameter_error=_parameter_error(model, reference),
+        norms=tuple(
+            (float(found), expected)
+            for found, expected in zip(norms, expected_norms, strict=True)
+            if found is not None
+        ),
         num_all_to_alls=watching.num_all_to_alls,
         whole_activations=tuple(watching.whole_activations),
     )

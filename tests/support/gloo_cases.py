@@ -101,6 +101,15 @@ def verification(build: Callable[[], Subject], **options: Any) -> Case:
     return partial(verify_on_this_rank, request)
 
 
+def assert_gradients_and_loss_equal(report: Any, *, more_than: int = 3) -> None:
+    """The report of a :func:`verification`, or the message that its case ended with."""
+    assert not isinstance(report, str), report
+    wrong = [g for g in report.gradients if not g.rel_error <= report.tolerance]
+    assert not wrong, (wrong, report.first_wrong_detail)
+    assert report.loss_error <= report.loss_tolerance
+    assert len(report.gradients) > more_than
+
+
 # ------------------------------------------------------------------ the entries for training
 
 

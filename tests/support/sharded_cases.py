@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import torch
 from torch import nn
@@ -23,6 +24,16 @@ def checkpointed(model: nn.Module) -> nn.Module:
     return model
 
 
+UNEVEN_LLAMA = PeakCase(
+    "llama, bf16, default partition, length not divisible",
+    lambda: small_llama(vocab=16, dtype="bfloat16", hidden=16, width=64),
+    2,
+    511,
+    16,
+    "backward",
+    "default",
+)
+
 ON_TWO_RANKS: tuple[PeakCase, ...] = (
     PeakCase("gpt, loss", lambda: small_gpt(vocab=2000), 2, 256, 2000, "softmax"),
     PeakCase(
@@ -42,15 +53,7 @@ ON_TWO_RANKS: tuple[PeakCase, ...] = (
         16,
         "attention",
     ),
-    PeakCase(
-        "llama, bf16, default partition, length not divisible",
-        lambda: small_llama(vocab=16, dtype="bfloat16", hidden=16, width=64),
-        2,
-        511,
-        16,
-        "backward",
-        "default",
-    ),
+    UNEVEN_LLAMA,
     PeakCase(
         "hf llama, loss, bf16",
         lambda: small_hf_llama(vocab=2000, dtype="bfloat16"),
@@ -118,15 +121,6 @@ IN_A_RING: tuple[PeakCase, ...] = (
     PeakCase(
         "between the sends", lambda: MostlyAttention(), 1, 1024, 16, "flash", attention="ring"
     ),
-    PeakCase(
-        "llama, bf16, default partition, length not divisible",
-        lambda: small_llama(vocab=16, dtype="bfloat16", hidden=16, width=64),
-        2,
-        511,
-        16,
-        "backward",
-        "default",
-        attention="ring",
-    ),
+    replace(UNEVEN_LLAMA, attention="ring"),
 )
 """On two ranks."""
