@@ -9,10 +9,11 @@ sequence, and its output returns to sequence shards at once. The alternative is 
 from __future__ import annotations
 
 from autosp.events import Alternative
+from autosp.head_map import HeadMap
 from autosp.placement import REPLICATE, Shard, shard_dim
 from autosp.sharding.attention_plan import ATTENTION, HEAD_DIM, SEQUENCE_DIM, SitePlan
 from autosp.sharding.builder import Value
-from autosp.sharding.kv_heads import one_head_per_rank
+from autosp.sharding.kv_heads import one_head_per_query, one_head_per_rank
 from autosp.sharding.operation import NoRule, Operation, RuleTable
 from autosp.sharding.randomness import attention_dropout
 from autosp.sharding.ring import ring_attention
@@ -34,14 +35,8 @@ def scaled_dot_product(op: Operation) -> Value:
 def _ulysses(op: Operation, cut: Shard, plan: SitePlan) -> Value:
     query, key, value = op.args[:3]
     reason = "attention needs the whole sequence: sequence shards -> head shards"
-    heads = [
-        op.redistribute(tensor, _head_cut(op, tensor), reason)
-        for tensor in (
-            query,
-            one_head_per_rank(op, key, op.num_ranks),
-            one_head_per_rank(op, value, op.num_ranks),
-        )
-    ]
+    query_heads = op.redistribute(query, _head_cut(op, query), reason)
+    heads = [query_heads, *(_kv_heads(op, tensor, reason) for tensor in (key, value))]
     mask = _local_mask(op, query.shape[HEAD_DIM])
     gqa = heads[0].local.shape[HEAD_DIM] != heads[1].local.shape[HEAD_DIM]
     head_placement = Shard(HEAD_DIM, query.shape[HEAD_DIM], label="head")
@@ -59,6 +54,15 @@ def _ulysses(op: Operation, cut: Shard, plan: SitePlan) -> Value:
     _explain(op, query, key, plan)
     output = Value(node, head_placement, op.shape)
     return op.redistribute(output, cut, "attention output back: head shards -> sequence shards")
+
+
+def _kv_heads(op: Operation, tensor: Value, reason: str) -> Value:
+    """A rank's KV heads, in groups of query heads of one size, or one a query head."""
+    heads = HeadMap(op.args[0].shape[HEAD_DIM], tensor.shape[HEAD_DIM], op.num_ranks)
+    if not heads.is_even:
+        return one_head_per_query(op, tensor, heads)
+    tensor = one_head_per_rank(op, tensor, op.num_ranks)
+    return op.redistribute(tensor, _head_cut(op, tensor), reason)
 
 
 def _head_cut(op: Operation, tensor: Value) -> Shard:

@@ -18,6 +18,7 @@ from autosp.cost.attention_traffic import AttentionShape, exchange_bytes, ring_b
 from autosp.errors import AutoSPError, HeadCountError, ShardingError
 from autosp.events import Alternative
 from autosp.graph import is_operator, shape_of, source_location, tensor_of
+from autosp.head_map import HeadMap
 from autosp.placement import BlockOrder, padding_of
 from autosp.runtime import keyed_random
 from autosp.runtime.block_attention import wide_type
@@ -72,13 +73,9 @@ def plan_attention(graph: Graph, choice: AttentionChoice, num_ranks: int) -> Att
     return AttentionPlan(plans, choice, "zigzag" if is_zigzag else "contiguous")
 
 
-def legal_sp_degrees(num_heads: int, num_kv_heads: int) -> list[int]:
-    """SP degrees that Ulysses can use with these numbers of heads."""
-    return [
-        degree
-        for degree in range(1, num_heads + 1)
-        if num_heads % degree == 0 and (num_kv_heads % degree == 0 or degree % num_kv_heads == 0)
-    ]
+def legal_sp_degrees(num_heads: int) -> list[int]:
+    """SP degrees that Ulysses can use with this number of query heads."""
+    return [degree for degree in range(1, num_heads + 1) if num_heads % degree == 0]
 
 
 def is_causal(site: Node) -> bool:
@@ -90,7 +87,7 @@ def plan_site(site: Node, choice: AttentionChoice, num_ranks: int) -> SitePlan |
     if any(len(shape_of(_operand(site, index))) != 4 for index in range(3)):
         return None
     obstacle = ring_obstacle(site)
-    fits = num_ranks in legal_sp_degrees(*_head_counts(site))
+    fits = num_ranks in legal_sp_degrees(_head_counts(site)[0])
     if choice == "ulysses" or (choice == "auto" and (fits or obstacle)):
         return _ulysses(site, choice, num_ranks, fits, obstacle)
     forms = [form for form in _forms(site, num_ranks) if _is_wanted(form, choice)]
@@ -136,8 +133,10 @@ def _ulysses(
 
 def _forms(site: Node, num_ranks: int) -> Iterator[tuple[int, int]]:
     """All splits of the ranks with a ring, the pure ring first."""
-    for degree in legal_sp_degrees(*_head_counts(site)):
-        if degree < num_ranks and num_ranks % degree == 0:
+    num_heads, num_kv_heads = _head_counts(site)
+    for degree in legal_sp_degrees(num_heads):
+        is_even = HeadMap(num_heads, num_kv_heads, degree).is_even
+        if degree < num_ranks and num_ranks % degree == 0 and is_even:
             yield degree, num_ranks // degree
 
 
@@ -182,7 +181,7 @@ def _unfit_heads(
     site: Node, choice: AttentionChoice, num_ranks: int, obstacle: str
 ) -> HeadCountError:
     num_heads, num_kv_heads = _head_counts(site)
-    legal = ", ".join(map(str, legal_sp_degrees(num_heads, num_kv_heads)))
+    legal = ", ".join(map(str, legal_sp_degrees(num_heads)))
     other = "--attention ring takes any degree" if not obstacle else f"No ring instead: {obstacle}"
     return HeadCountError(
         f"SP degree {num_ranks} does not fit attention with {num_heads} query heads and "
@@ -193,8 +192,7 @@ def _unfit_heads(
 
 
 def _why_not_ulysses(site: Node, num_ranks: int) -> str:
-    num_heads, num_kv_heads = _head_counts(site)
-    return f"{num_heads} query and {num_kv_heads} KV heads cannot be dealt out to {num_ranks} ranks"
+    return f"{_head_counts(site)[0]} query heads cannot be dealt out to {num_ranks} ranks"
 
 
 def _bytes(site: Node, num_ulysses: int, num_ring: int) -> int:
