@@ -37,7 +37,7 @@ class AttentionLayout:
         sdpa = aten.scaled_dot_product_attention.default
         for site in program.graph.find_nodes(op="call_function", target=sdpa):
             shapes = [shape_of(operand) for operand in site.args[:3]]
-            if _can_be_brought(shapes) and not _is_standard(shapes):
+            if _can_be_brought(site, shapes) and not _is_standard(shapes):
                 attention = _bring(site, shapes)
                 context.decide(
                     "applied",
@@ -51,8 +51,10 @@ class AttentionLayout:
         return program
 
 
-def _can_be_brought(shapes: Sequence[tuple[int, ...]]) -> bool:
-    return len({len(shape) for shape in shapes}) == 1 and len(shapes[0]) >= 2
+def _can_be_brought(site: Node, shapes: Sequence[tuple[int, ...]]) -> bool:
+    """Not if a mask has more dims than the queries: the result has them, too."""
+    num_dims = len(shape_of(site))
+    return {len(shape) for shape in shapes} == {num_dims} and num_dims >= 2
 
 
 def _is_standard(shapes: Sequence[tuple[int, ...]]) -> bool:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from autosp.events import Alternative
 from autosp.head_map import HeadMap
-from autosp.placement import REPLICATE, Shard, shard_dim
+from autosp.placement import Shard, shard_dim
 from autosp.sharding.attention_plan import ATTENTION, HEAD_DIM, SEQUENCE_DIM, SitePlan
 from autosp.sharding.builder import Value
 from autosp.sharding.kv_heads import one_head_per_query, one_head_per_rank
@@ -77,13 +77,11 @@ def _local_mask(op: Operation, num_heads: int) -> Value | None:
     mask: Value | None = op.argument(3, "attn_mask")
     if mask is None:
         return None
-    mask = op.replicate(mask, "attention on head shards needs the whole mask")
     head_dim = len(mask.shape) - 3
     if head_dim >= 0 and mask.shape[head_dim] == num_heads > 1:
         cut = shard_dim(head_dim, num_heads, op.num_ranks, label="head")
         return op.redistribute(mask, cut, "a mask per head follows the heads")
-    assert mask.placement == REPLICATE
-    return mask
+    return op.replicate(mask, "attention on head shards needs the whole mask")
 
 
 def _explain(op: Operation, query: Value, key: Value, plan: SitePlan) -> None:

@@ -84,7 +84,10 @@ def is_causal(site: Node) -> bool:
 
 def plan_site(site: Node, choice: AttentionChoice, num_ranks: int) -> SitePlan | None:
     """The form of one attention; None if it is not [batch, heads, sequence, head size]."""
+    mask = _argument(site, 3, "attn_mask", None)
     if any(len(shape_of(_operand(site, index))) != 4 for index in range(3)):
+        return None
+    if isinstance(mask, Node) and len(shape_of(mask)) > 4:
         return None
     obstacle = ring_obstacle(site)
     fits = num_ranks in legal_sp_degrees(_head_counts(site)[0])

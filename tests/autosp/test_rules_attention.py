@@ -7,7 +7,9 @@ import torch
 import torch.nn.functional as F
 
 from autosp.errors import HeadCountError
-from tests.support.programs import NUM_HEADS, SmallModel, assert_right, prove
+from autosp.oracle.check import compile_ranks, with_captured
+from autosp.passes import PROGRAM_PASSES
+from tests.support.programs import NUM_HEADS, SmallModel, assert_right, prove, tokens
 
 sdpa = F.scaled_dot_product_attention
 
@@ -27,7 +29,7 @@ def test_kv_heads_that_some_ranks_share_and_others_do_not():
         return sdpa(q, k[:, :4], v[:, :4], **grouped) + tiled[:, ::2] + prefixed[:, 1::2]
 
     model = SmallModel(num_kv_heads=8, attention=attention)
-    assert_right(model, cases=((2, 5, 12), (1, 12, 3)), attention="ulysses")
+    assert_right(model, cases=((2, 5, 3),), attention="ulysses")
 
 
 def test_more_ranks_than_kv_heads():
@@ -83,6 +85,46 @@ def test_a_mask_computed_from_activations():
         return sdpa(q, k, v, attn_mask=bias.expand(-1, 1, -1, q.shape[2]))
 
     assert_right(SmallModel(attention=attention), max_fallbacks=None)
+
+
+def test_a_bias_per_head_computed_from_activations_is_exchanged_not_gathered():
+    def attention(model, q, k, v):
+        return sdpa(q, k, v, attn_mask=(q.sum(-1, keepdim=True) * torch.arange(q.shape[2])).sin())
+
+    model = SmallModel(attention=attention)
+    assert_right(model)
+    assert (1, NUM_HEADS, 15, 15) not in shapes_on_a_rank(model, length=15)
+
+
+def test_biases_per_head_are_computed_for_the_heads_of_a_rank_alone():
+    def attention(model, q, k, v):
+        index = torch.arange(q.shape[2])
+        slopes = torch.tensor([2.0**-head for head in range(NUM_HEADS)], dtype=q.dtype)
+        alibi = slopes[:, None, None] * (index - index[:, None])
+        buckets = (index - index[:, None]).clamp(-4, 4) + 4
+        learned = F.embedding(buckets, model.weight[:9, :NUM_HEADS]).permute(2, 0, 1)[None]
+        causal = torch.full(2 * (q.shape[2],), float("-inf"), dtype=q.dtype).triu(1)
+        by_hand = (q @ k.transpose(2, 3) * model.bias[:NUM_HEADS, None, None] + learned).softmax(-1)
+        return sdpa(q, k, v, attn_mask=alibi + causal + learned) + by_hand @ v
+
+    model = SmallModel(attention=attention)
+    assert_right(model)
+    found = shapes_on_a_rank(model, length=15)
+    assert all(sorted(shape).count(15) < 2 or NUM_HEADS not in shape for shape in found)
+    assert (NUM_HEADS // 3, 15, 15) in found
+
+
+def shapes_on_a_rank(model, *, length, ranks=3):
+    """Shapes of all tensors in the program of one rank."""
+    found = set()
+
+    def check(captured, _):
+        program = compile_ranks(captured.program, ranks, PROGRAM_PASSES, captured.fake_mode)[0]
+        values = [node.meta.get("val") for node in program.program.graph.nodes]
+        found.update(tuple(v.shape) for v in values if isinstance(v, torch.Tensor))
+
+    with_captured(model, tokens(1, length), {}, check)
+    return found
 
 
 def test_keys_from_elsewhere_and_of_another_length():
