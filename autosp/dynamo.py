@@ -7,6 +7,8 @@ from typing import Any
 
 import torch
 
+from autosp.flex_attention import allow_training_on_cpu
+
 MOST_COMPILATIONS = 256
 """Of one function, where breaks are allowed: layers that differ in a number (their index)
 are compiled one by one, and dynamo runs what exceeds its limit of 8 uncompiled."""
@@ -19,6 +21,7 @@ def compiled_region(
 
     With ``dynamic`` no size of its inputs is a constant.
     """
+    allow_training_on_cpu()
     compile_it: Any = torch.compile
     limit = {"recompile_limit": MOST_COMPILATIONS} if allow_breaks else {}
     return compile_it(

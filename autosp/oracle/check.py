@@ -18,6 +18,7 @@ from autosp.capture import CapturedProgram, capture
 from autosp.collective_order import check_same_collectives, collective_list
 from autosp.dynamic_sizes import DynamicSizes
 from autosp.errors import AutoSPError
+from autosp.flex_attention import allow_training_on_cpu
 from autosp.graph import module_path, output_node, source_location
 from autosp.loggers import quiet_loggers
 from autosp.mesh import Mesh
@@ -203,6 +204,7 @@ def with_captured_calls(
         return run
 
     install_output_hooks(module)
+    allow_training_on_cpu()
     torch._dynamo.reset()
     compiled = torch.compile(module, backend=backend, fullgraph=True, dynamic=False)
     try:

@@ -17,6 +17,7 @@ from autosp.attention_choice import AttentionChoice
 from autosp.cost.attention_traffic import AttentionShape, exchange_bytes, ring_bytes
 from autosp.errors import AutoSPError, HeadCountError, ShardingError
 from autosp.events import Alternative
+from autosp.flex_attention import is_flex_attention
 from autosp.graph import is_operator, shape_of, source_location, tensor_of
 from autosp.head_map import HeadMap
 from autosp.placement import BlockOrder, padding_of
@@ -29,6 +30,11 @@ aten = torch.ops.aten
 ATTENTION = (aten.scaled_dot_product_attention.default, keyed_random.ATTENTION)
 HEAD_DIM, SEQUENCE_DIM = 1, 2
 """Dims of ``[batch, heads, sequence, head size]``."""
+
+
+def is_attention(node: Node) -> bool:
+    """Whether a node is an attention, ``flex_attention`` among them."""
+    return is_operator(node, *ATTENTION) or is_flex_attention(node.target)
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +71,7 @@ def form_name(num_ulysses: int, num_ring: int) -> str:
 
 def plan_attention(graph: Graph, choice: AttentionChoice, num_ranks: int) -> AttentionPlan:
     """Choose a form for every attention of the user's program."""
-    sites = [node for node in graph.nodes if is_operator(node, *ATTENTION)]
+    sites = [node for node in graph.nodes if is_attention(node)]
     plans = {
         site: plan for site in sites if (plan := plan_site(site, choice, num_ranks)) is not None
     }
@@ -79,7 +85,7 @@ def legal_sp_degrees(num_heads: int) -> list[int]:
 
 
 def is_causal(site: Node) -> bool:
-    return bool(_argument(site, 5, "is_causal", False))
+    return is_operator(site, *ATTENTION) and bool(_argument(site, 5, "is_causal", False))
 
 
 def plan_site(site: Node, choice: AttentionChoice, num_ranks: int) -> SitePlan | None:
@@ -150,6 +156,8 @@ def _is_wanted(form: tuple[int, int], choice: AttentionChoice) -> bool:
 def ring_obstacle(site: Node) -> str:
     """Why this attention cannot run in a ring; empty if it can."""
     query, key = shape_of(_operand(site, 0)), shape_of(_operand(site, 1))
+    if is_flex_attention(site.target):
+        return "a ring does not run the score_mod and mask_mod of flex_attention"
     if any(map(is_symbolic, (*query, *key))):
         return "a ring serves one length, and a size of the inputs stays dynamic"
     if isinstance(_argument(site, 3, "attn_mask", None), Node):

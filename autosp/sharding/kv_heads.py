@@ -88,7 +88,7 @@ def _dealt_out(op: Operation, tensor: Value, cut: Shard, heads: HeadMap) -> Node
 
 def _kv_head_of_queries(op: Operation, heads: HeadMap, first: int) -> Node:
     """Where the KV head of each of this rank's query heads is, of those from ``first`` on."""
-    count, device = heads.queries_per_rank, op.output.device
+    count, device = heads.queries_per_rank, op.args[0].local.device
     begin = op.builder.rank * count
     queries = op.emit(aten.arange.start, begin, begin + count, device=device)
     kv_heads = op.emit(aten.floor_divide.Scalar, queries, heads.group_size)

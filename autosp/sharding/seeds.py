@@ -17,7 +17,7 @@ from autosp.capture import GraphInput
 from autosp.errors import ShardingError
 from autosp.graph import is_operator, shape_of
 from autosp.placement import BlockOrder, Shard, padding_of
-from autosp.sharding.attention_plan import ATTENTION
+from autosp.sharding.attention_plan import is_attention
 from autosp.sharding.handwritten import handwritten_scores
 from autosp.sharding.operation import normalise_dim
 from autosp.sharding.trace_dim import TracedDim, sources_of_dim
@@ -68,7 +68,7 @@ class SequenceOrigins:
 
 
 def attention_sites(graph: Graph) -> list[Node]:
-    return [node for node in graph.nodes if is_operator(node, *ATTENTION)]
+    return [node for node in graph.nodes if is_attention(node)]
 
 
 def has_attention(graph: Graph) -> bool:

@@ -1,0 +1,129 @@
+"""Block masks that are made inside the forward, which torch makes from an S x S mask.
+
+``create_block_mask`` evaluates ``mask_mod`` for all queries and keys and counts in blocks. The
+graphs of a call hold ``mask_mod`` itself, so that neither the mask nor its blocks are needed to
+know what is masked: both are taken out of the program before it is traced.
+"""
+
+from __future__ import annotations
+
+import operator
+from typing import Any
+
+import torch
+from torch.fx import Graph, GraphModule, Node
+
+from autosp.errors import AutoSPError
+from autosp.flex_attention import FLEX_ATTENTION, NUM_BLOCK_SIZES, NUM_LENGTHS
+from autosp.graph import source_location
+
+WHOLE_BLOCK = 1 << 30
+"""Rows of the only block of a mask without tables; torch writes it so, too."""
+
+_predispatch = torch._functorch.predispatch
+_BEGIN, _END = _predispatch._vmap_increment_nesting, _predispatch._vmap_decrement_nesting
+_BEFORE = _predispatch.lazy_load_decompositions
+
+
+def drop_block_masks(module: GraphModule) -> None:
+    """Take the tables of block masks out of a dynamo graph that computes them.
+
+    Raises:
+        AutoSPError: blocks are chosen in the forward by something else than ``mask_mod``.
+    """
+    graph, tables = module.graph, set[Node]()
+    one_block: dict[torch.device, tuple[Any, ...]] = {}
+    for call in graph.find_nodes(op="call_function", target=FLEX_ATTENTION):
+        query, mask = call.args[0], call.args[4]
+        computed = [t for t in mask if isinstance(t, Node) and t.op.startswith("call_")]
+        if not computed:
+            continue
+        if mask[-NUM_BLOCK_SIZES - 1] < WHOLE_BLOCK and not _from_whole_mask(computed):
+            raise AutoSPError(
+                "flex_attention with a BlockMask whose blocks are chosen inside the forward",
+                where=_where(call),
+                hint="Make it with create_block_mask, or outside the forward",
+            )
+        tables.update(computed)
+        device = query.meta["example_value"].device
+        if device not in one_block:
+            with graph.inserting_before(call):
+                one_block[device] = _one_block(graph, device)
+        rest = (None,) * (len(mask) - NUM_LENGTHS - NUM_BLOCK_SIZES - 1 - len(one_block[device]))
+        call.update_arg(4, (1, 1, *one_block[device], *rest, WHOLE_BLOCK, WHOLE_BLOCK, mask[-1]))
+    if tables:
+        _erase(graph, tables)
+        module.recompile()
+
+
+def _one_block(graph: Graph, device: torch.device) -> tuple[Any, ...]:
+    """The tables of a mask of one block: how many blocks each row has, and which."""
+    options: dict[str, Any] = {"dtype": torch.int32, "device": device}
+    number = graph.call_function(torch.ones, ([1, 1, 1],), options)
+    index = graph.call_function(torch.zeros, ([1, 1, 1, 1],), options)
+    return number, index, None, None, number, index
+
+
+def _ancestors(nodes: set[Node]) -> set[Node]:
+    found, frontier = set[Node](), list(nodes)
+    while frontier:
+        node = frontier.pop()
+        if node not in found:
+            found.add(node)
+            frontier.extend(node.all_input_nodes)
+    return found
+
+
+def _from_whole_mask(tables: list[Node]) -> bool:
+    """Whether they are counted from a boolean mask of all queries and keys."""
+    for node in _ancestors(set(tables)):
+        value = node.meta.get("example_value")
+        if isinstance(value, torch.Tensor) and value.dtype == torch.bool and value.dim() >= 4:
+            return True
+    return False
+
+
+def _erase(graph: Graph, tables: set[Node]) -> None:
+    """Erase what only these nodes need, writes to it and the ``vmap`` around it among that."""
+    dead = {node for node in _ancestors(tables) if node.op != "placeholder"}
+    order = {node: index for index, node in enumerate(graph.nodes)}
+    for node in reversed(list(graph.nodes)):
+        if node.users or not (node in dead or _writes_to(node, dead)):
+            continue
+        if node not in dead and _is_read_later(node, order):
+            continue
+        graph.erase_node(node)
+    _erase_empty_vmaps(graph)
+
+
+def _is_read_later(write: Node, order: dict[Node, int]) -> bool:
+    written = write.args[0]
+    assert isinstance(written, Node)
+    return any(order[user] > order[write] for user in written.users)
+
+
+def _writes_to(node: Node, dead: set[Node]) -> bool:
+    is_write = node.target is operator.setitem or (
+        node.op == "call_method" and str(node.target).endswith("_")
+    )
+    return is_write and node.args[0] in dead
+
+
+def _erase_empty_vmaps(graph: Graph) -> None:
+    begins: list[tuple[Node, bool]] = []
+    for node in list(graph.nodes):
+        if node.target is _BEGIN:
+            begins.append((node, True))
+        elif node.target is _END:
+            begin, is_empty = begins.pop()
+            if is_empty:
+                before = begin.prev
+                for one in (begin, node, *([before] if before.target is _BEFORE else [])):
+                    graph.erase_node(one)
+        elif node.target is not _BEFORE:
+            begins = [(begin, False) for begin, _ in begins]
+
+
+def _where(node: Node) -> str:
+    where = source_location(node)
+    return f"{where.file}:{where.line}" if where else ""
