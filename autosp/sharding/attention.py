@@ -8,11 +8,15 @@ sequence, and its output returns to sequence shards at once. The alternative is 
 
 from __future__ import annotations
 
+from torch.fx import Node
+
 from autosp.events import Alternative
 from autosp.placement import REPLICATE, Shard, shard_dim
+from autosp.runtime.masked_attention import MASKED_ATTENTION
 from autosp.sharding.attention_plan import ATTENTION, HEAD_DIM, SEQUENCE_DIM, SitePlan
 from autosp.sharding.builder import Value
 from autosp.sharding.kv_heads import one_head_per_rank
+from autosp.sharding.masked import masked_on_heads
 from autosp.sharding.operation import NoRule, Operation, RuleTable
 from autosp.sharding.randomness import attention_dropout
 from autosp.sharding.ring import ring_attention
@@ -42,23 +46,28 @@ def _ulysses(op: Operation, cut: Shard, plan: SitePlan) -> Value:
             one_head_per_rank(op, value, op.num_ranks),
         )
     ]
-    mask = _local_mask(op, query.shape[HEAD_DIM])
-    gqa = heads[0].local.shape[HEAD_DIM] != heads[1].local.shape[HEAD_DIM]
     head_placement = Shard(HEAD_DIM, query.shape[HEAD_DIM], label="head")
-    node = op.emit(
-        op.target,
-        *heads,
-        mask,
-        op.argument(4, "dropout_p", 0.0),
-        bool(op.argument(5, "is_causal", False)),
-        scale=op.kwargs.get("scale"),
-        enable_gqa=gqa,
-        **attention_dropout(op, head_placement),
-    )
+    node = _on_heads(op, heads, head_placement)
     op.builder.amend(node, placement=head_placement, global_shape=op.shape)
     _explain(op, query, key, plan)
     output = Value(node, head_placement, op.shape)
     return op.redistribute(output, cut, "attention output back: head shards -> sequence shards")
+
+
+def _on_heads(op: Operation, heads: list[Value], placement: Shard) -> Node:
+    """The attention of this rank's heads over the whole sequence."""
+    if op.target is MASKED_ATTENTION:
+        return masked_on_heads(op, heads)
+    return op.emit(
+        op.target,
+        *heads,
+        _local_mask(op, op.args[0].shape[HEAD_DIM]),
+        op.argument(4, "dropout_p", 0.0),
+        bool(op.argument(5, "is_causal", False)),
+        scale=op.kwargs.get("scale"),
+        enable_gqa=heads[0].local.shape[HEAD_DIM] != heads[1].local.shape[HEAD_DIM],
+        **attention_dropout(op, placement),
+    )
 
 
 def _head_cut(op: Operation, tensor: Value) -> Shard:
