@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from autosp.passes.attention_layout import AttentionLayout
 from autosp.passes.drop_causal_masks import DropCausalMasks
+from autosp.passes.factor_masks import FactorMasks
 from autosp.passes.keyed_randomness import KeyedRandomness
 from autosp.passes.share_kv_heads import ShareKvHeads
 from autosp.pipeline import Pass
@@ -12,6 +13,7 @@ PROGRAM_PASSES: tuple[Pass, ...] = (
     KeyedRandomness(),
     AttentionLayout(),
     DropCausalMasks(),
+    FactorMasks(),
     ShareKvHeads(),
 )
 """Rewrites with global shapes, before sharding."""

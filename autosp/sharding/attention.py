@@ -10,12 +10,16 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from torch.fx import Node
+
 from autosp.events import Alternative
 from autosp.head_map import HeadMap
 from autosp.placement import Shard, shard_dim
+from autosp.runtime.masked_attention import MASKED_ATTENTION
 from autosp.sharding.attention_plan import ATTENTION, HEAD_DIM, SEQUENCE_DIM, SitePlan
 from autosp.sharding.builder import Value
 from autosp.sharding.kv_heads import one_head_per_query, one_head_per_rank
+from autosp.sharding.masked import masked_on_heads
 from autosp.sharding.operation import NoRule, Operation, RuleTable
 from autosp.sharding.randomness import attention_dropout
 from autosp.sharding.ring import ring_attention
@@ -59,20 +63,8 @@ def flex_attention(op: Operation) -> list[Value]:
 
 def _ulysses(op: Operation, cut: Shard, plan: SitePlan) -> Value:
     query, key = op.args[:2]
-    heads = _on_heads(op)
-    mask = _local_mask(op)
-    gqa = heads[0].local.shape[HEAD_DIM] != heads[1].local.shape[HEAD_DIM]
     head_placement = _head_placement(op)
-    node = op.emit(
-        op.target,
-        *heads,
-        mask,
-        op.argument(4, "dropout_p", 0.0),
-        bool(op.argument(5, "is_causal", False)),
-        scale=op.kwargs.get("scale"),
-        enable_gqa=gqa,
-        **attention_dropout(op, head_placement),
-    )
+    node = _attend(op, _on_heads(op), head_placement)
     op.builder.amend(node, placement=head_placement, global_shape=op.shape)
     _explain(op, query, key, plan)
     output = Value(node, head_placement, op.shape)
@@ -98,6 +90,22 @@ def _kv_heads(op: Operation, tensor: Value, reason: str) -> Value:
         return one_head_per_query(op, tensor, heads)
     tensor = one_head_per_rank(op, tensor, op.num_ranks)
     return op.redistribute(tensor, _head_cut(op, tensor), reason)
+
+
+def _attend(op: Operation, heads: list[Value], placement: Shard) -> Node:
+    """The attention of this rank's heads over the whole sequence."""
+    if op.target is MASKED_ATTENTION:
+        return masked_on_heads(op, heads)
+    return op.emit(
+        op.target,
+        *heads,
+        _local_mask(op),
+        op.argument(4, "dropout_p", 0.0),
+        bool(op.argument(5, "is_causal", False)),
+        scale=op.kwargs.get("scale"),
+        enable_gqa=heads[0].local.shape[HEAD_DIM] != heads[1].local.shape[HEAD_DIM],
+        **attention_dropout(op, placement),
+    )
 
 
 def _head_cut(op: Operation, tensor: Value) -> Shard:

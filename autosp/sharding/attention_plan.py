@@ -23,11 +23,16 @@ from autosp.head_map import HeadMap
 from autosp.placement import BlockOrder, padding_of
 from autosp.runtime import keyed_random
 from autosp.runtime.block_attention import wide_type
+from autosp.runtime.masked_attention import MASKED_ATTENTION
 from autosp.sizes import examples, is_symbolic
 
 aten = torch.ops.aten
 
-ATTENTION = (aten.scaled_dot_product_attention.default, keyed_random.ATTENTION)
+ATTENTION = (
+    aten.scaled_dot_product_attention.default,
+    keyed_random.ATTENTION,
+    MASKED_ATTENTION,
+)
 HEAD_DIM, SEQUENCE_DIM = 1, 2
 """Dims of ``[batch, heads, sequence, head size]``."""
 

@@ -8,11 +8,13 @@ from autosp.events import Alternative
 from autosp.graph import CollectiveTag
 from autosp.placement import REPLICATE, BlockOrder, Shard, padding_of
 from autosp.ring_schedule import RingSchedule
+from autosp.runtime.masked_attention import MASKED_ATTENTION
 from autosp.runtime.ring_attention import RING_ATTENTION
 from autosp.sharding.attention_plan import HEAD_DIM, SEQUENCE_DIM, SitePlan
 from autosp.sharding.builder import Value
 from autosp.sharding.head_exchange import HeadExchange
 from autosp.sharding.kv_heads import one_head_per_rank
+from autosp.sharding.masked import masked_rows, ring_mask
 from autosp.sharding.operation import NoRule, Operation
 
 aten = torch.ops.aten
@@ -44,6 +46,7 @@ def ring_attention(op: Operation, plan: SitePlan) -> Value:
     schedule = RingSchedule(
         place, plan.num_ring, sizes[0], sizes[1], key_cut.atom, is_causal, key_cut.order
     )
+    mask = ring_mask(op, schedule, key_cut) if op.target is MASKED_ATTENTION else {}
     node = op.emit(
         RING_ATTENTION,
         *on_heads,
@@ -57,6 +60,7 @@ def ring_attention(op: Operation, plan: SitePlan) -> Value:
         sender=(op.builder.rank - stride) % op.num_ranks,
         num_ranks=op.num_ranks,
         group_name=op.builder.group_name,
+        **mask,
     )
     axis = "ring" if plan.num_ulysses > 1 else "sp"
     tag = CollectiveTag("send_recv", axis, plan.num_ring, str(key_cut), "the next rank's")
@@ -76,7 +80,8 @@ def _with_whole_keys(op: Operation, cut: Shard) -> Value:
         "keys and values are whole on every rank",
         rule="ring.ring_attention",
     )
-    return op.result(op.same(), cut)
+    node = masked_rows(op, cut) if op.target is MASKED_ATTENTION else op.same()
+    return op.result(node, cut)
 
 
 def _key_cut(op: Operation, key: Value) -> Shard:
