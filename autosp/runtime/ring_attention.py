@@ -330,7 +330,7 @@ class RingCall:
         value: Tensor,
         is_causal: bool,
         *,
-        scale: float | None,
+        scale: float | None = None,
         key_length: int,
         order: Any,
         ring_rank: int,

@@ -166,7 +166,7 @@ def ring_obstacle(site: Node) -> str:
     if any(map(is_symbolic, (*query, *key))):
         return "a ring serves one length, and a size of the inputs stays dynamic"
     if isinstance(_argument(site, 3, "attn_mask", None), Node):
-        return "a ring takes causal and bidirectional attention, not a mask tensor"
+        return "a ring takes masks that vectors of the sequence say, and this mask is none"
     if _argument(site, 4, "dropout_p", 0.0):
         return "a ring does not drop probabilities"
     if is_causal(site) and query[SEQUENCE_DIM] != key[SEQUENCE_DIM]:
@@ -180,8 +180,8 @@ def _refused(site: Node, choice: AttentionChoice, num_ranks: int, obstacle: str)
         error = ShardingError(
             f"--attention {choice}: {obstacle}",
             where=_where(site),
-            hint="Use --attention ulysses, or auto, or scaled_dot_product_attention with "
-            "is_causal=True and neither a mask nor dropout",
+            hint="Use --attention ulysses, or auto; `autosp-inspect decisions --topic mask` says "
+            "what keeps a mask from being said by vectors",
         )
     else:
         error = ShardingError(

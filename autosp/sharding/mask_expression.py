@@ -166,7 +166,7 @@ class MaskReader:
             source = step(self, node, at)
             if source is not None:
                 return source
-        elif node.op == "call_function" and is_pointwise(node.target):
+        elif node.op == "call_function" and _is_elementwise(node.target):
             return self._apply(node, tensor, at)
         return self._leaf(node, tensor, at)
 
@@ -207,6 +207,23 @@ class MaskReader:
         if self._is_square(node) and node.op != "placeholder":
             raise Unfactored(f"{_what(node)} is a part of an S x S tensor")
         return found
+
+
+UNTAGGED = frozenset(
+    {
+        aten.floor_divide.default,
+        aten.floor_divide.Scalar,
+        aten.div.Tensor_mode,
+        aten.div.Scalar_mode,
+        aten.remainder.Tensor,
+        aten.remainder.Scalar,
+    }
+)
+"""Element-wise operators, some of which torch does not tag as such."""
+
+
+def _is_elementwise(target: Any) -> bool:
+    return target in UNTAGGED or is_pointwise(target)
 
 
 def is_symbolic_number(value: Any) -> bool:
@@ -250,10 +267,9 @@ def _constant_of(node: Node) -> bool | int | float | None:
         return None
     if node.target in FILLS:
         return FILLS[node.target]
-    position = FILLS_WITH.get(node.target)
-    if position is None:
+    if node.target not in FILLS_WITH:
         return None
-    given = node.args[position]
+    given = node.args[FILLS_WITH[node.target]]
     return given if isinstance(given, (bool, int, float)) else None
 
 
@@ -261,7 +277,7 @@ FILLS: dict[Any, float] = {
     **dict.fromkeys((aten.zeros.default, aten.zeros_like.default, aten.new_zeros.default), 0.0),
     **dict.fromkeys((aten.ones.default, aten.ones_like.default, aten.new_ones.default), 1.0),
 }
-FILLS_WITH = {
+FILLS_WITH: dict[Any, int] = {
     aten.full.default: 1,
     aten.full_like.default: 1,
     aten.new_full.default: 2,
@@ -402,6 +418,33 @@ def _triangle(reader: MaskReader, node: Node, at: tuple[Expression, ...]) -> Exp
     return _either(condition, reader.read(_source(node), at), zero, tensor.dtype)
 
 
+def _filled(reader: MaskReader, node: Node, at: tuple[Expression, ...]) -> Expression | None:
+    """``fill``: one number everywhere."""
+    del at
+    tensor, given = tensor_of(node), node.args[1]
+    assert tensor is not None
+    if isinstance(given, Node):
+        number = reader.read(given, ())
+        if not isinstance(number, Number):
+            return None
+        given = number.value
+    return Number(given, tensor.dtype) if isinstance(given, (bool, int, float)) else None
+
+
+def _diagonal(reader: MaskReader, node: Node, at: tuple[Expression, ...]) -> Expression:
+    """``eye``."""
+    del reader
+    row, column = at
+    tensor = tensor_of(node)
+    assert tensor is not None
+    if not isinstance(row, Index) or not isinstance(column, Index):
+        raise Unfactored(f"{node.name} ({node.target}) at positions that are data")
+    difference = Index(column.affine.plus(row.affine, -1))
+    condition = Apply(aten.eq.Scalar, (difference, 0), (), torch.bool)
+    one, zero = (Number(value, tensor.dtype) for value in (1, 0))
+    return _either(condition, one, zero, tensor.dtype)
+
+
 def _slice_scatter(reader: MaskReader, node: Node, at: tuple[Expression, ...]) -> Expression:
     """What was written to a part of a tensor, and the rest of it."""
     shape, source = shape_of(node), node.args[1]
@@ -459,6 +502,7 @@ STEPS: dict[Any, Step] = {
             aten.contiguous.default,
             aten.clone.default,
             aten.detach.default,
+            aten.detach_.default,
             aten.lift_fresh_copy.default,
         ),
         _same,
@@ -503,6 +547,10 @@ STEPS: dict[Any, Step] = {
     aten.index.Tensor: _index,
     aten.tril.default: _triangle,
     aten.triu.default: _triangle,
+    aten.eye.default: _diagonal,
+    aten.eye.m: _diagonal,
+    aten.fill.Scalar: _filled,
+    aten.fill.Tensor: _filled,
     aten.slice_scatter.default: _slice_scatter,
     aten.select_scatter.default: _select_scatter,
 }

@@ -213,10 +213,10 @@ class _Builder:
             return self._compare(symbol, left, right)
         if {QUERY, KEY} - variables(left) == {QUERY} and {QUERY, KEY} - variables(right) == {KEY}:
             return self._compare(_FLIPPED[symbol], right, left)
-        sides = _separated(left), _separated(right)
-        if sides[0] is None or sides[1] is None:
+        of_left, of_right = _separated(left), _separated(right)
+        if of_left is None or of_right is None:
             raise Unfactored(f"{_text(left)} {symbol} {_text(right)}")
-        (left_query, left_key), (right_query, right_key) = sides
+        (left_query, left_key), (right_query, right_key) = of_left, of_right
         return self._compare(symbol, _minus(left_query, right_query), _minus(right_key, left_key))
 
     def _distance(self, symbol: str, inner: Any, limit: Any) -> Predicate:
@@ -247,6 +247,9 @@ class _Builder:
             if free:
                 holds = COMPARISONS[symbol](query.affine.constant, key.affine.constant)
                 return ALWAYS if holds else NEVER
+            if query.affine.slopes.get(QUERY, 0) < 0:
+                query, key = Index(query.affine.scaled(-1)), Index(key.affine.scaled(-1))
+                symbol = _FLIPPED[symbol]
             query, key = _without_offset(query, key)
         return Compare(symbol, self._query(query), self._key(key))
 
@@ -270,6 +273,8 @@ class _Builder:
         if _dtype(element) == torch.bool:
             holds = self.truth(element)
             return [(holds, True), (not_(holds), False)]
+        if isinstance(element, Index):
+            raise Unfactored("it adds numbers that grow with the positions")
         if not isinstance(element, Apply):
             raise Unfactored(f"it adds numbers that are data: {_text(element)}")
         if element.target in _WHERES:
@@ -438,9 +443,9 @@ def _separated(element: Any) -> Sides | None:
     if element.dtype not in EXACT_TYPES or element.dtype == torch.bool:
         return None
     if isinstance(element, Index):
-        of_key = {KEY: slope for dim, slope in element.affine.coefficients if dim == KEY}
-        rest = {dim: slope for dim, slope in element.affine.coefficients if dim != KEY}
-        return Index(Affine.of(element.affine.constant, rest)), Index(Affine.of(0, of_key))
+        rest = element.affine.slopes
+        of_key = Affine.of(0, {KEY: rest.pop(KEY, 0)})
+        return Index(Affine.of(element.affine.constant, rest)), Index(of_key)
     if KEY not in variables(element):
         return element, fixed(0)
     if QUERY not in variables(element):
