@@ -28,7 +28,20 @@ def masked_on_heads(op: Operation, heads: Sequence[Value]) -> Node:
         name: [op.replicate(vector, WHOLE) for vector in op.kwargs[name]]
         for name in ("query_vectors", "key_vectors")
     }
-    return op.emit(MASKED_ATTENTION, *heads, **(op.kwargs | vectors))
+    return op.emit(MASKED_ATTENTION, *heads, **(op.kwargs | vectors | slopes_of_rank(op)))
+
+
+def slopes_of_rank(op: Operation, num_ulysses: int | None = None) -> dict[str, Node]:
+    """The slopes of the heads that a rank has after exchanging heads among so many ranks."""
+    slopes: Value | None = op.kwargs.get("slopes")
+    if slopes is None:
+        return {}
+    count = op.num_ranks if num_ulysses is None else num_ulysses
+    per_rank, dim = slopes.shape[-1] // count, len(slopes.shape) - 1
+    whole = op.replicate(slopes, "a slope per head")
+    first = op.builder.rank % count * per_rank
+    with op.builder.role("slice", "the slopes of this rank's heads"):
+        return {"slopes": op.emit(aten.slice.Tensor, whole, dim, first, first + per_rank)}
 
 
 def masked_rows(op: Operation, cut: Shard) -> Node:
@@ -40,7 +53,7 @@ def masked_rows(op: Operation, cut: Shard) -> Node:
         ],
         "key_vectors": [op.replicate(vector, WHOLE) for vector in op.kwargs["key_vectors"]],
     }
-    return op.emit(MASKED_ATTENTION, *op.args[:3], **(op.kwargs | vectors))
+    return op.emit(MASKED_ATTENTION, *op.args[:3], **(op.kwargs | vectors | slopes_of_rank(op, 1)))
 
 
 def ring_mask(op: Operation, schedule: RingSchedule, key_cut: Shard) -> dict[str, Any]:
@@ -63,6 +76,8 @@ def ring_mask(op: Operation, schedule: RingSchedule, key_cut: Shard) -> dict[str
         "query_vectors": queries,
         "key_vectors": keys,
         "densities": [1.0] * schedule.size,
+        "softcap": op.kwargs.get("softcap", 0.0),
+        **slopes_of_rank(op, op.num_ranks // schedule.size),
     }
 
 
