@@ -17,8 +17,8 @@ from autosp.blocks import cut_blocks
 from autosp.capture import CapturedProgram, capture
 from autosp.collective_order import check_same_collectives, collective_list
 from autosp.dynamic_sizes import DynamicSizes
+from autosp.dynamo import teach_dynamo
 from autosp.errors import AutoSPError
-from autosp.flex_attention import allow_training_on_cpu
 from autosp.graph import module_path, output_node, source_location
 from autosp.loggers import quiet_loggers
 from autosp.mesh import Mesh
@@ -204,7 +204,7 @@ def with_captured_calls(
         return run
 
     install_output_hooks(module)
-    allow_training_on_cpu()
+    teach_dynamo()
     torch._dynamo.reset()
     compiled = torch.compile(module, backend=backend, fullgraph=True, dynamic=False)
     try:

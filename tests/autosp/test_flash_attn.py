@@ -9,7 +9,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from autosp.attention import flash_attn_func, flash_attn_varlen_func, replace_flash_attn
+from autosp.attention import flash_attn_func, flash_attn_varlen_func
 from autosp.errors import AutoSPError
 from autosp.runtime import block_plan, blockwise_attention
 from tests.support.programs import NUM_HEADS, WIDTH, SmallModel, assert_right, prove, tokens
@@ -182,7 +182,6 @@ def test_calls_of_the_package_are_traced_as_ours(monkeypatch):
 
     package.flash_attn_func = flash_attn_func
     monkeypatch.setitem(sys.modules, "flash_attn", package)
-    replace_flash_attn()
 
     def attention(model, q, k, v):
         rows = [tensor.transpose(1, 2) for tensor in (q, k, v)]
