@@ -8,6 +8,7 @@ know what is masked: both are taken out of the program before it is traced.
 from __future__ import annotations
 
 import operator
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -22,6 +23,7 @@ WHOLE_BLOCK = 1 << 30
 
 _predispatch = torch._functorch.predispatch
 _BEGIN, _END = _predispatch._vmap_increment_nesting, _predispatch._vmap_decrement_nesting
+_BATCH_DIMS = (_predispatch._add_batch_dim, _predispatch._remove_batch_dim)
 _BEFORE = _predispatch.lazy_load_decompositions
 
 
@@ -31,7 +33,7 @@ def drop_block_masks(module: GraphModule) -> None:
     Raises:
         AutoSPError: blocks are chosen in the forward by something else than ``mask_mod``.
     """
-    graph, tables = module.graph, set[Node]()
+    graph, tables = module.graph, set(_unread_masks(module.graph))
     one_block: dict[torch.device, tuple[Any, ...]] = {}
     for call in graph.find_nodes(op="call_function", target=FLEX_ATTENTION):
         query, mask = call.args[0], call.args[4]
@@ -54,6 +56,16 @@ def drop_block_masks(module: GraphModule) -> None:
     if tables:
         _erase(graph, tables)
         module.recompile()
+
+
+def _unread_masks(graph: Graph) -> Iterator[Node]:
+    """Results of a ``vmap`` that nothing reads: block masks that no layer uses."""
+    mapped = set[Node]()
+    for node in graph.nodes:
+        if node.target in _BATCH_DIMS or not mapped.isdisjoint(node.all_input_nodes):
+            mapped.add(node)
+            if not node.users and node.op.startswith("call_") and not _is_write(node):
+                yield node
 
 
 def _one_block(graph: Graph, device: torch.device) -> tuple[Any, ...]:
@@ -103,10 +115,12 @@ def _is_read_later(write: Node, order: dict[Node, int]) -> bool:
 
 
 def _writes_to(node: Node, dead: set[Node]) -> bool:
-    is_write = node.target is operator.setitem or (
-        node.op == "call_method" and str(node.target).endswith("_")
-    )
-    return is_write and node.args[0] in dead
+    return _is_write(node) and node.args[0] in dead
+
+
+def _is_write(node: Node) -> bool:
+    is_method = node.op == "call_method" and str(node.target).endswith("_")
+    return is_method or node.target is operator.setitem
 
 
 def _erase_empty_vmaps(graph: Graph) -> None:
