@@ -3,8 +3,8 @@
 Matrix products and convolutions are counted by ``torch.utils.flop_counter``. Attention is
 counted here: torch has no formula for the CPU kernels and does not halve causal attention.
 Forward: two products, ``4 b h s_q s_k d`` operations. Backward: five (the scores are
-computed again), 2.5 times as many. A causal mask leaves half of both. (Dao 2023,
-FlashAttention-2, section 4.1.)
+computed again), 2.5 times as many. A causal mask leaves half of both (Dao 2023,
+FlashAttention-2, section 4.1), another mask what its operator says.
 """
 
 from __future__ import annotations
@@ -13,6 +13,8 @@ import torch
 import torch.fx
 from torch._ops import OpOverload
 from torch.utils.flop_counter import flop_registry
+
+from autosp.runtime.blockwise_attention import BLOCKWISE_ATTENTION, BLOCKWISE_ATTENTION_BACKWARD
 
 aten = torch.ops.aten
 
@@ -27,6 +29,7 @@ _ATTENTION_FORWARD: frozenset[object] = frozenset(
         aten._scaled_dot_product_efficient_attention,
         aten._scaled_dot_product_cudnn_attention,
         aten.scaled_dot_product_attention,
+        BLOCKWISE_ATTENTION.overloadpacket,
     }
 )
 _ATTENTION_BACKWARD: frozenset[object] = frozenset(
@@ -35,6 +38,7 @@ _ATTENTION_BACKWARD: frozenset[object] = frozenset(
         aten._scaled_dot_product_flash_attention_for_cpu_backward,
         aten._scaled_dot_product_efficient_attention_backward,
         aten._scaled_dot_product_cudnn_attention_backward,
+        BLOCKWISE_ATTENTION_BACKWARD.overloadpacket,
     }
 )
 
@@ -74,6 +78,9 @@ def _attention_flops(node: torch.fx.Node, target: OpOverload) -> int:
         * int(key.shape[2])
         * int(head_size)
     )
+    density = argument(node, target, "density")
+    if isinstance(density, float):
+        return round(total * density)
     return total // CAUSAL_PART if argument(node, target, "is_causal") is True else total
 
 

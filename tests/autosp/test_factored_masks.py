@@ -27,8 +27,7 @@ def attention_with(build):
 def operands(length=LENGTH, batch=2):
     generator = torch.Generator().manual_seed(length)
     tensors = [
-        torch.randn(batch, 3, length, 4, generator=generator, dtype=torch.float64)
-        for _ in range(3)
+        torch.randn(batch, 3, length, 4, generator=generator, dtype=torch.float64) for _ in range(3)
     ]
     return [*tensors, sample_ids(batch, length)]
 

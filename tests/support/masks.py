@@ -113,8 +113,9 @@ def infinite_triangle(ids: Tensor) -> Tensor:
 FACTORED: dict[str, MaskBuilder] = {
     "causal and left or right padding": lambda ids: causal(ids) & padding(ids),
     "padding alone": padding,
-    "padding and the own token": lambda ids: padding(ids)
-    | torch.eye(ids.shape[1], dtype=torch.bool, device=ids.device),
+    "padding and the own token": lambda ids: (
+        padding(ids) | torch.eye(ids.shape[1], dtype=torch.bool, device=ids.device)
+    ),
     "packed documents": lambda ids: causal(ids) & same_document(ids),
     "packed documents by positions": by_restarting_positions,
     "documents without order": same_document,
@@ -138,13 +139,14 @@ FACTORED: dict[str, MaskBuilder] = {
     "where with -inf": lambda ids: torch.where(
         causal(ids) & padding(ids), torch.tensor(0.0, dtype=torch.float64), -math.inf
     ),
-    "one minus the mask": lambda ids: (1.0 - chunked(ids).double())
-    * torch.finfo(torch.float64).min,
+    "one minus the mask": lambda ids: (
+        (1.0 - chunked(ids).double()) * torch.finfo(torch.float64).min
+    ),
     "sum of two masks": lambda ids: float_mask(causal(ids)) + float_mask(padding(ids)),
     "integers as booleans": lambda ids: (prefix(ids).long() * padding(ids).long()) > 0,
-    "query, too, is no padding": lambda ids: causal(ids)
-    & (ids != 0)[:, None, None]
-    & (ids != 0)[:, None, :, None],
+    "query, too, is no padding": lambda ids: (
+        causal(ids) & (ids != 0)[:, None, None] & (ids != 0)[:, None, :, None]
+    ),
     "exclusive or": lambda ids: causal(ids) ^ near(ids),
     "without the own token": lambda ids: causal(ids) & (positions(ids)[0] != positions(ids)[1]),
     "every other key": lambda ids: causal(ids) & (positions(ids)[1] % 2 == 0),
