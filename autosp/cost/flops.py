@@ -3,8 +3,8 @@
 Matrix products and convolutions are counted by ``torch.utils.flop_counter``. Attention is
 counted here: torch has no formula for the CPU kernels and does not halve causal attention.
 Forward: two products, ``4 b h s_q s_k d`` operations. Backward: five (the scores are
-computed again), 2.5 times as many. A causal mask leaves half of both. (Dao 2023,
-FlashAttention-2, section 4.1.)
+computed again), 2.5 times as many. A causal mask leaves half of both (Dao 2023,
+FlashAttention-2, section 4.1), another mask what its operator says.
 """
 
 from __future__ import annotations
@@ -14,6 +14,8 @@ import torch.fx
 from torch._higher_order_ops.flex_attention import flex_attention, flex_attention_backward
 from torch._ops import OpOverload
 from torch.utils.flop_counter import flop_registry
+
+from autosp.runtime.blockwise_attention import BLOCKWISE_ATTENTION, BLOCKWISE_ATTENTION_BACKWARD
 
 aten = torch.ops.aten
 
@@ -28,6 +30,7 @@ _ATTENTION_FORWARD: frozenset[object] = frozenset(
         aten._scaled_dot_product_efficient_attention,
         aten._scaled_dot_product_cudnn_attention,
         aten.scaled_dot_product_attention,
+        BLOCKWISE_ATTENTION.overloadpacket,
         flex_attention,
     }
 )
@@ -37,6 +40,7 @@ _ATTENTION_BACKWARD: frozenset[object] = frozenset(
         aten._scaled_dot_product_flash_attention_for_cpu_backward,
         aten._scaled_dot_product_efficient_attention_backward,
         aten._scaled_dot_product_cudnn_attention_backward,
+        BLOCKWISE_ATTENTION_BACKWARD.overloadpacket,
         flex_attention_backward,
     }
 )
@@ -83,6 +87,9 @@ def _attention_flops(node: torch.fx.Node) -> int:
         * int(key.shape[2])
         * int(head_size)
     )
+    density = argument(node, target, "density") if isinstance(target, OpOverload) else None
+    if isinstance(density, float):
+        return round(total * density)
     return total // CAUSAL_PART if is_causal else total
 
 

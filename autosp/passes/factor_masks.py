@@ -16,10 +16,12 @@ from autosp.graph import is_operator, num_bytes, shape_of, tensor_of
 from autosp.mask_predicate import ALWAYS
 from autosp.pipeline import PassContext
 from autosp.runtime.masked_attention import MASKED_ATTENTION
+from autosp.sharding.mask_density import MaskDensity
 from autosp.sharding.mask_expression import KEY, QUERY, Unfactored
 from autosp.sharding.mask_factors import FactoredMask, factor
 from autosp.sharding.mask_vectors import VectorWriter
 from autosp.sharding.seeds import attention_sites
+from autosp.sizes import example
 
 aten = torch.ops.aten
 
@@ -52,6 +54,7 @@ class _Vectors:
     mask: FactoredMask
     queries: tuple[Node, ...] = ()
     keys: tuple[Node, ...] = ()
+    density: float = 1.0
 
 
 @dataclass(slots=True)
@@ -86,6 +89,7 @@ class _Rewrite:
             "key_vectors": list(found.keys),
             "predicate": str(found.mask.predicate),
             "is_causal": found.mask.is_causal,
+            "density": found.density,
         }
         return f"{found.mask.predicate}"
 
@@ -99,11 +103,13 @@ class _Rewrite:
             return _Vectors(factored)
         queries = VectorWriter(self.graph, site, QUERY, num_queries, batch)
         keys = VectorWriter(self.graph, site, KEY, num_keys, batch)
-        return _Vectors(
-            factored,
+        vectors = (
             tuple(map(queries.vector, factored.queries)),
             tuple(map(keys.vector, factored.keys)),
         )
+        known = MaskDensity.of(factored.predicate, *vectors)
+        positions = ([range(example(length))] for length in (num_queries, num_keys))
+        return _Vectors(factored, *vectors, known.among(*positions))
 
 
 def _check(site: Node) -> None:

@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch.fx import Node
 
+from autosp.mask_predicate import parse
 from autosp.placement import Shard
 from autosp.ring_schedule import RingSchedule
 from autosp.runtime.masked_attention import MASKED_ATTENTION
+from autosp.sharding.attention_plan import SEQUENCE_DIM
 from autosp.sharding.builder import Value
+from autosp.sharding.mask_density import MaskDensity
 from autosp.sharding.operation import Operation
 from autosp.sharding.redistribute import zigzag_order
+from autosp.sizes import example
 
 aten = torch.ops.aten
 
@@ -44,6 +49,10 @@ def slopes_of_rank(op: Operation, num_ulysses: int | None = None) -> dict[str, N
         return {"slopes": op.emit(aten.slice.Tensor, whole, dim, first, first + per_rank)}
 
 
+def _all_positions(tensor: Value) -> list[range]:
+    return [range(example(tensor.shape[SEQUENCE_DIM]))]
+
+
 def masked_rows(op: Operation, cut: Shard) -> Node:
     """Some queries, all heads and keys."""
     vectors = {
@@ -53,7 +62,10 @@ def masked_rows(op: Operation, cut: Shard) -> Node:
         ],
         "key_vectors": [op.replicate(vector, WHOLE) for vector in op.kwargs["key_vectors"]],
     }
-    return op.emit(MASKED_ATTENTION, *op.args[:3], **(op.kwargs | vectors | slopes_of_rank(op, 1)))
+    own = cut.pieces(op.builder.rank, op.num_ranks)
+    density = mask_density(op).among(own, _all_positions(op.args[1]))
+    changed = vectors | {"density": density} | slopes_of_rank(op, 1)
+    return op.emit(MASKED_ATTENTION, *op.args[:3], **(op.kwargs | changed))
 
 
 def ring_mask(op: Operation, schedule: RingSchedule, key_cut: Shard) -> dict[str, Any]:
@@ -75,10 +87,58 @@ def ring_mask(op: Operation, schedule: RingSchedule, key_cut: Shard) -> dict[str
         "predicate": predicate,
         "query_vectors": queries,
         "key_vectors": keys,
-        "densities": [1.0] * schedule.size,
+        "densities": tile_densities(mask_density(op), schedule, cut, key_cut),
         "softcap": op.kwargs.get("softcap", 0.0),
         **slopes_of_rank(op, op.num_ranks // schedule.size),
     }
+
+
+def mask_density(op: Operation) -> MaskDensity:
+    """What positions tell of the mask of ``op``."""
+    given: Any = op.node.kwargs
+    predicate = parse(op.kwargs["predicate"])
+    return MaskDensity.of(predicate, given["query_vectors"], given["key_vectors"])
+
+
+def tile_densities(
+    density: MaskDensity, schedule: RingSchedule, cut: Shard, key_cut: Shard
+) -> list[float]:
+    """The part of the pairs that is left in the tile of each step; 0 where there is none."""
+    own = cut.pieces(schedule.rank, schedule.size)
+    found = []
+    for step in range(schedule.size):
+        tile = schedule.tile(step)
+        if tile is None:
+            found.append(0.0)
+            continue
+        keys = key_cut.pieces(schedule.source(step), schedule.size)
+        queries = _rows(own, tile.query_start, schedule.query_rows)
+        found.append(density.among(queries, _rows(keys, 0, tile.key_end)))
+    return found
+
+
+def masked_work(
+    density: MaskDensity, schedule: RingSchedule, cut: Shard, key_cut: Shard
+) -> list[int]:
+    """Pairs that every rank of the ring computes for each head, as far as is known beforehand."""
+    work = []
+    for rank in range(schedule.size):
+        own = replace(schedule, rank=rank)
+        tiles = [own.tile(step) for step in range(schedule.size)]
+        parts = zip(tiles, tile_densities(density, own, cut, key_cut), strict=True)
+        work.append(round(sum(t.num_queries * t.key_end * d for t, d in parts if t is not None)))
+    return work
+
+
+def _rows(pieces: Sequence[range], start: int, end: int) -> list[range]:
+    """The positions of rows ``start`` to ``end`` of what a rank holds."""
+    found, offset = [], 0
+    for piece in pieces:
+        part = piece[max(start - offset, 0) : max(end - offset, 0)]
+        offset += len(piece)
+        if part:
+            found.append(part)
+    return found
 
 
 def _dealt_out(

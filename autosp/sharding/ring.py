@@ -14,7 +14,7 @@ from autosp.sharding.attention_plan import HEAD_DIM, SEQUENCE_DIM, SitePlan
 from autosp.sharding.builder import Value
 from autosp.sharding.head_exchange import HeadExchange
 from autosp.sharding.kv_heads import one_head_per_rank
-from autosp.sharding.masked import masked_rows, ring_mask
+from autosp.sharding.masked import mask_density, masked_rows, masked_work, ring_mask
 from autosp.sharding.operation import NoRule, Operation
 
 aten = torch.ops.aten
@@ -67,7 +67,7 @@ def ring_attention(op: Operation, plan: SitePlan) -> Value:
     op.builder.amend(node, ring=tag)
     with op.builder.role("pack", "neighbouring ranks exchange heads back"):
         node = exchange.to_rows(node, cut.order)
-    _explain(op, plan, schedule)
+    _explain(op, plan, schedule, _balance(op, schedule, cut, key_cut))
     return Value(node, cut, op.shape)
 
 
@@ -92,7 +92,14 @@ def _key_cut(op: Operation, key: Value) -> Shard:
     return Shard(SEQUENCE_DIM, length, pad=padding_of(length, op.num_ranks), label="seq")
 
 
-def _explain(op: Operation, plan: SitePlan, schedule: RingSchedule) -> None:
+def _balance(op: Operation, schedule: RingSchedule, cut: Shard, key_cut: Shard) -> str:
+    if op.target is not MASKED_ATTENTION:
+        return balance_text(schedule.work_of_ranks())
+    work = masked_work(mask_density(op), schedule, cut, key_cut)
+    return f"{balance_text(work)}, at most: what the mask makes of data is seen when it runs"
+
+
+def _explain(op: Operation, plan: SitePlan, schedule: RingSchedule, balance: str) -> None:
     size = schedule.size
     skipped = [step for step in range(size) if schedule.tile(step) is None]
     steps = "; ".join(_step_text(schedule, step) for step in range(size))
@@ -106,10 +113,10 @@ def _explain(op: Operation, plan: SitePlan, schedule: RingSchedule) -> None:
     op.decide(
         "analysis",
         "ring-work",
-        f"{schedule.order} order: {balance_text(schedule)}",
+        f"{schedule.order} order: {balance}",
         "pairs of a query and a key that each ring rank computes per head",
         rule="ring_schedule.num_scores",
-        alternatives=_other_order(schedule),
+        alternatives=_other_order(op, schedule),
     )
     op.decide(
         "applied",
@@ -139,16 +146,15 @@ def _step_text(schedule: RingSchedule, step: int) -> str:
     return f"{where} {tile.num_queries}x{tile.key_end}{' causal' if tile.is_causal else ''}"
 
 
-def balance_text(schedule: RingSchedule) -> str:
+def balance_text(work: list[int]) -> str:
     """Work of every ring rank, and of the busiest against the mean."""
-    work = schedule.work_of_ranks()
-    busiest = max(work) * len(work) / sum(work)
+    busiest = max(work) * len(work) / max(sum(work), 1)
     return f"{', '.join(map(str, work))} (busiest {busiest:.2f} of the mean)"
 
 
-def _other_order(schedule: RingSchedule) -> tuple[Alternative, ...]:
-    if not schedule.is_causal:
+def _other_order(op: Operation, schedule: RingSchedule) -> tuple[Alternative, ...]:
+    if not schedule.is_causal or op.target is MASKED_ATTENTION:
         return ()
     other: BlockOrder = "contiguous" if schedule.order == "zigzag" else "zigzag"
-    cost = balance_text(schedule.in_order(other))
+    cost = balance_text(schedule.in_order(other).work_of_ranks())
     return (Alternative(f"{other} order", "the mask leaves ranks unequal work", cost),)

@@ -7,9 +7,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
+
+from tests.support.programs import tokens
 
 MaskBuilder = Callable[[Tensor], Tensor]
 
@@ -188,3 +192,22 @@ def sample_ids(batch: int, length: int, *, seed: int = 0) -> Tensor:
     ids[0, : length // 4] = 0
     ids[-1, length - length // 5 :] = 0
     return ids
+
+
+def attention_under(masks: dict[str, MaskBuilder]) -> Callable[..., Tensor]:
+    """For ``SmallModel(attention=...)``: attention under each mask, all different, summed."""
+
+    def attention(model: Any, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        total = torch.zeros_like(q)
+        for number, build in enumerate(masks.values()):
+            mask = build(model.ids)
+            own = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=0.6)
+            total = total + own * (1 + number / 8)
+        return total
+
+    return attention
+
+
+def masked_tokens(batch: int, length: int) -> tuple[Tensor, Tensor]:
+    """:func:`sample_ids`, and labels."""
+    return sample_ids(batch, length), tokens(batch, length)[1]
