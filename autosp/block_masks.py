@@ -2,7 +2,8 @@
 
 ``create_block_mask`` evaluates ``mask_mod`` for all queries and keys and counts in blocks. The
 graphs of a call hold ``mask_mod`` itself, so that neither the mask nor its blocks are needed to
-know what is masked: both are taken out of the program before it is traced.
+know what is masked: both are taken out of the program before it is traced, and the blocks are
+counted when it runs (:mod:`autosp.runtime.block_tables`).
 """
 
 from __future__ import annotations
@@ -15,11 +16,14 @@ import torch
 from torch.fx import Graph, GraphModule, Node
 
 from autosp.errors import AutoSPError
-from autosp.flex_attention import FLEX_ATTENTION, NUM_BLOCK_SIZES, NUM_LENGTHS
+from autosp.flex_attention import (
+    COUNTED_KEY,
+    FLEX_ATTENTION,
+    NUM_BLOCK_SIZES,
+    NUM_LENGTHS,
+    WHOLE_BLOCK,
+)
 from autosp.graph import source_location
-
-WHOLE_BLOCK = 1 << 30
-"""Rows of the only block of a mask without tables; torch writes it so, too."""
 
 _predispatch = torch._functorch.predispatch
 _BEGIN, _END = _predispatch._vmap_increment_nesting, _predispatch._vmap_decrement_nesting
@@ -34,7 +38,6 @@ def drop_block_masks(module: GraphModule) -> None:
         AutoSPError: blocks are chosen in the forward by something else than ``mask_mod``.
     """
     graph, tables = module.graph, set(_unread_masks(module.graph))
-    one_block: dict[torch.device, tuple[Any, ...]] = {}
     for call in graph.find_nodes(op="call_function", target=FLEX_ATTENTION):
         query, mask = call.args[0], call.args[4]
         computed = [t for t in mask if isinstance(t, Node) and t.op.startswith("call_")]
@@ -47,12 +50,12 @@ def drop_block_masks(module: GraphModule) -> None:
                 hint="Make it with create_block_mask, or outside the forward",
             )
         tables.update(computed)
-        device = query.meta["example_value"].device
-        if device not in one_block:
-            with graph.inserting_before(call):
-                one_block[device] = _one_block(graph, device)
-        rest = (None,) * (len(mask) - NUM_LENGTHS - NUM_BLOCK_SIZES - 1 - len(one_block[device]))
-        call.update_arg(4, (1, 1, *one_block[device], *rest, WHOLE_BLOCK, WHOLE_BLOCK, mask[-1]))
+        end = len(mask) - NUM_BLOCK_SIZES - 1
+        with graph.inserting_before(call):
+            one = _one_block(graph, query.meta["example_value"].device)
+        rest = (None,) * (end - NUM_LENGTHS - len(one))
+        call.update_arg(4, (*mask[:NUM_LENGTHS], *one, *rest, *mask[end:]))
+        call.meta[COUNTED_KEY] = True
     if tables:
         _erase(graph, tables)
         module.recompile()
@@ -68,8 +71,8 @@ def _unread_masks(graph: Graph) -> Iterator[Node]:
                 yield node
 
 
-def _one_block(graph: Graph, device: torch.device) -> tuple[Any, ...]:
-    """The tables of a mask of one block: how many blocks each row has, and which."""
+def _one_block(graph: Graph, device: torch.device) -> tuple[Node | None, ...]:
+    """Stand where tables were, so that the graph can still be run."""
     options: dict[str, Any] = {"dtype": torch.int32, "device": device}
     number = graph.call_function(torch.ones, ([1, 1, 1],), options)
     index = graph.call_function(torch.zeros, ([1, 1, 1, 1],), options)

@@ -10,24 +10,36 @@ first one.
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeGuard
 
 import torch
 from torch import Tensor
 from torch._higher_order_ops.flex_attention import _permute_strides, flex_attention
-from torch.fx import GraphModule
+from torch.fx import GraphModule, Node
+from torch.fx.node import map_aggregate
 from torch.nn.attention import flex_attention as torch_flex
 
 from autosp.errors import AutoSPError
+from autosp.graph import meta_of
+from autosp.runtime.block_tables import BLOCK_TABLES, NUM_TABLES, block_rows, name_of
 from autosp.runtime.keyed_random import LIBRARY
+
+aten = torch.ops.aten
 
 FLEX_ATTENTION = flex_attention
 """Torch's higher-order operator."""
 
 NUM_LENGTHS, NUM_BLOCK_SIZES = 2, 2
 """Numbers in torch's block mask before its tables, and between these and ``mask_mod``."""
+
+WHOLE_BLOCK = 1 << 30
+"""Rows of the only block of a mask without tables; torch writes it so, too."""
+
+COUNTED_KEY = "autosp_counted"
+"""Key in ``node.meta`` of a call whose tables are counted when the program runs."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -38,8 +50,8 @@ class FlexAttention:
     block mask, whose block sizes and lengths are here.
     """
 
-    score_mod: Callable[..., Tensor]
-    mask_mod: Callable[..., Tensor]
+    score_mod: GraphModule
+    mask_mod: GraphModule
     lengths: tuple[int, ...]
     block_sizes: tuple[int, ...]
     scale: float
@@ -76,12 +88,14 @@ class FlexAttention:
     def _score(
         self, score: Tensor, batch: Tensor, head: Tensor, query: Tensor, key: Tensor, *read: Tensor
     ) -> Tensor:
-        return self.score_mod(score, batch, head + self.first_head, query, key, *read)
+        result: Tensor = self.score_mod(score, batch, head + self.first_head, query, key, *read)
+        return result
 
     def _mask(
         self, batch: Tensor, head: Tensor, query: Tensor, key: Tensor, *read: Tensor
     ) -> Tensor:
-        return self.mask_mod(batch, head + self.first_head, query, key, *read)
+        result: Tensor = self.mask_mod(batch, head + self.first_head, query, key, *read)
+        return result
 
 
 def is_flex_attention(target: Any) -> TypeGuard[FlexAttention]:
@@ -113,8 +127,10 @@ STAND_IN = torch.ops.autosp.flex_call.default
 """Stands for a :class:`FlexAttention` while a program is traced; ``call`` counts the calls."""
 
 
-def stand_in(calls: list[FlexAttention], where: str, *args: Any) -> Any:
+def stand_in(calls: list[FlexAttention], where: str, is_counted: bool, *args: Any) -> Any:
     """Call the operator that stands for a call of :data:`FLEX_ATTENTION` with ``args``.
+
+    With ``is_counted`` the tables of the block mask are still to be counted.
 
     Raises:
         AutoSPError: its functions read a number that is not a tensor.
@@ -135,15 +151,61 @@ def stand_in(calls: list[FlexAttention], where: str, *args: Any) -> Any:
         )
     )
     tables = numbers[NUM_LENGTHS:-NUM_BLOCK_SIZES]
+    if not all(table is None or isinstance(table, Tensor) for table in tables):
+        raise AutoSPError(
+            "flex_attention with a BlockMask that holds an order of writes",
+            where=where,
+            hint="Make the mask with create_block_mask and its defaults",
+        )
+    if is_counted:
+        tables = [None] * len(tables)
     return STAND_IN(query, key, value, tables, score_buffers, mask_buffers, len(calls) - 1)
 
 
 def attach_flex_attention(program: GraphModule, calls: Sequence[FlexAttention]) -> None:
     """Put the attentions where operators stand for them."""
     for node in program.graph.find_nodes(op="call_function", target=STAND_IN):
-        *args, index = node.args
-        node.target, node.args = calls[index], tuple(args)
+        arguments: Any = node.args
+        query, key, value, tables, *buffers, index = arguments
+        call = calls[index]
+        if all(table is None for table in tables):
+            call, tables = _with_tables(call, node, list(tables))
+        node.target, node.args = call, (query, key, value, tables, *buffers)
     program.recompile()
+
+
+def _with_tables(
+    call: FlexAttention, node: Node, tables: list[Any]
+) -> tuple[FlexAttention, list[Any]]:
+    """The call with tables that are made before ``node``."""
+    query: Any = node.args[0]
+    fake: Any = query.meta["val"]
+    batch, heads = fake.shape[:2]
+
+    def emit(target: Any, *args: Any, **kwargs: Any) -> Node:
+        made = node.graph.call_function(target, args, kwargs)
+        made.meta.update(meta_of(node))
+        values = map_aggregate(args, lambda a: a.meta["val"] if isinstance(a, Node) else a)
+        with torch._guards.tracing(None), fake.fake_mode, torch.no_grad():
+            made.meta["val"] = target(*values, **kwargs)
+        return made
+
+    with node.graph.inserting_before(node):
+        if min(call.block_sizes) >= WHOLE_BLOCK:
+            options: dict[str, Any] = {"dtype": torch.int32, "device": fake.device}
+            number = emit(aten.ones.default, [1, 1, 1], **options)
+            index = emit(aten.zeros.default, [1, 1, 1, 1], **options)
+            tables[:2] = tables[4:6] = [number, index]
+            return call, tables
+        inputs = call.mask_mod.graph.find_nodes(op="placeholder")[:2]
+        spread = [count if n.users else 1 for n, count in zip(inputs, (batch, heads), strict=True)]
+        pairs = zip(call.lengths, call.block_sizes, strict=True)
+        blocks = [block_rows(length, rows) for length, rows in pairs]
+        numbers = (name_of(call.mask_mod), *spread, *call.lengths, *blocks)
+        mask_buffers: Any = node.args[5]
+        counted = emit(BLOCK_TABLES, list(mask_buffers), *numbers, fake.device)
+        tables[:NUM_TABLES] = [emit(operator.getitem, counted, n) for n in range(NUM_TABLES)]
+    return replace(call, block_sizes=tuple(blocks)), tables
 
 
 # ---------------------------------------------------------------------- training on a CPU

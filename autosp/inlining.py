@@ -25,7 +25,7 @@ from autosp.autocast_regions import AutocastInterpreter
 from autosp.checkpoint_regions import CHECKPOINT, CheckpointRegion, region_of
 from autosp.custom_gradients import CustomGradient
 from autosp.errors import AutoSPError
-from autosp.flex_attention import FLEX_ATTENTION, FlexAttention, stand_in
+from autosp.flex_attention import COUNTED_KEY, FLEX_ATTENTION, FlexAttention, stand_in
 from autosp.graph import REGION_KEY, is_mutation, source_location
 
 LIBRARY = torch.library.Library("autosp", "FRAGMENT")  # type: ignore[no-untyped-call]
@@ -108,7 +108,8 @@ class Inlining(AutocastInterpreter):
         if target is autograd_function_apply:
             return self._custom_function(*args, **kwargs)
         if target is FLEX_ATTENTION:
-            return stand_in(self._found.attentions, where_of(self._node), *args)
+            is_counted = COUNTED_KEY in self._node.meta
+            return stand_in(self._found.attentions, where_of(self._node), is_counted, *args)
         if self._in_function and target is torch._C._set_grad_enabled:
             return None  # its inputs are detached: nothing in it has a history
         return super().call_function(target, args, kwargs)

@@ -16,6 +16,7 @@ from torch.nn.attention.flex_attention import (
 
 from autosp.errors import AutoSPError, ShardingError
 from autosp.flex_attention import FlexAttention
+from autosp.runtime import block_tables
 from tests.support.dry_runs import dry_run, request_for
 from tests.support.programs import NUM_HEADS, SmallModel, assert_right, prove
 
@@ -76,6 +77,26 @@ def test_a_block_mask_from_outside_with_blocks_of_its_own_for_each_head():
         return flex_attention(q, k, v, block_mask=model.blocks)
 
     assert_right(FromOutside(attention=attention), inputs=inputs, cases=((1, 6, 2),))
+
+
+@pytest.mark.parametrize(("queries", "keys"), [(300, 300), (256, 513)])
+def test_tables_of_blocks_are_those_of_torch(queries, keys):
+    def mask(b, h, i, j):
+        return (i + 40 * h >= j) & (j + 200 * b >= 0)
+
+    expected = create_block_mask(mask, 2, 3, queries, keys, device="cpu").as_tuple()[2:10]
+    name = block_tables.name_of(torch.fx.symbolic_trace(mask))
+    sizes = (2, 3, queries, keys, 128, 128)
+    for one, other in zip(
+        block_tables.BLOCK_TABLES([], name, *sizes, torch.device("cpu")), expected, strict=True
+    ):
+        assert torch.equal(one, other)
+
+
+def test_long_sequences_have_larger_blocks():
+    assert [block_tables.block_rows(length, 128) for length in (7, 2**17, 2**20)] == [
+        128, 128, 1024,
+    ]  # fmt: skip
 
 
 def heads(first, count, dtype=torch.float64):
