@@ -143,8 +143,7 @@ the mask is a tensor of all pairs on every rank.
 def render(found: tuple[Row, ...]) -> str:
     """The page for these rows."""
     forms = "".join(
-        f"| {name} | {', '.join(map(str, ranks))} |\n"
-        for name, (_, ranks) in FORMS.items()
+        f"| {name} | {', '.join(map(str, ranks))} |\n" for name, (_, ranks) in FORMS.items()
     )
     head = TABLE_HEAD.format(columns=" | ".join(FORMS), lines="---|" * len(FORMS))
     body = "".join(
