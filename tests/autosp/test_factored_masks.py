@@ -12,6 +12,7 @@ from autosp.mesh import Mesh
 from autosp.passes.factor_masks import FactorMasks
 from autosp.pipeline import PassContext
 from autosp.runtime.masked_attention import MASKED_ATTENTION
+from tests.support import mask_page
 from tests.support.masks import FACTORED, KEPT, sample_ids
 
 LENGTH = 13
@@ -69,3 +70,13 @@ def test_other_masks_stay_and_the_decision_says_why(name):
     program, (decision,) = factored(attention_with(build), operands())
     assert decision.status == "missed" and why in decision.reason, decision.reason
     assert not program.graph.find_nodes(op="call_function", target=MASKED_ATTENTION)
+
+
+# ---------------------------------------------------------------------- the matrix
+
+
+def test_every_mask_is_right_under_every_form_and_the_page_says_so():
+    page = mask_page.PAGE.read_text(encoding="utf-8")
+    assert page == mask_page.render(mask_page.rows()), (
+        "write the page again: python -m tests.support.mask_page"
+    )
