@@ -20,7 +20,7 @@ _BAR = 24
 def describe_attention(row: AttentionRow) -> list[Line]:
     """Why it takes its form, its mask, its bytes, and in a ring the work of every rank."""
     lines = [
-        line((f"{row.form} ", "collective"), (row.chosen, "strong"), indent=2),
+        line((row.chosen, "strong"), indent=2),
         field("why", (row.reason, "text")),
         field("module", (row.module or "(root)", "module")),
         field("mask", (row.mask, "text")),
