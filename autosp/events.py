@@ -9,6 +9,7 @@ Order of a compilation::
     RunStarted
     (PassStarted  Decision* GraphSnapshot*  Finding*  PassFinished)*
     MemoryPoint* LiveTensor* TimelineEvent* NodeCost* EstimateSummary   (estimates)
+    MeasuredStep* MeasuredNode* Measurement                             (of a training)
     RunFinished
 
 Records of nodes, which come by the ten thousand, are named tuples: made in a quarter of
@@ -23,6 +24,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple, Protocol
+
+from autosp.measurements import MeasuredNode, MeasuredStep, Measurement
 
 GraphName = Literal["program", "joint", "forward", "backward"]
 """``program`` is the forward graph as the user wrote it; the sharding pass turns it into
@@ -336,6 +339,9 @@ Event = (
     | MemoryPoint
     | LiveTensor
     | EstimateSummary
+    | MeasuredStep
+    | MeasuredNode
+    | Measurement
 )
 
 

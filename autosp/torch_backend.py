@@ -45,6 +45,8 @@ from autosp.runtime.gathered import GatheredOnUse, block_for_a_region, block_of
 from autosp.runtime.groups import RankGroup, join_mesh
 from autosp.runtime.same_inputs import SameInputs
 from autosp.runtime.sharded_inputs import ShardedInputs
+from autosp.runtime.step_meter import measuring, meter_for
+from autosp.training_estimate import estimate_training, with_assumptions
 
 
 class Backend:
@@ -78,9 +80,13 @@ class Backend:
             allow_breaks=allow_breaks,
         )
         self.compilations: list[RankCompilation] = []
-        recorder.record(
-            _run_started(group, self._inner.name, partitioner, attention, allow_breaks=allow_breaks)
+        self._request = measuring(recorder)
+        self._meter = meter_for(recorder)
+        self._is_estimated = False
+        started = _run_started(
+            group, self._inner.name, partitioner, attention, allow_breaks=allow_breaks
         )
+        recorder.record(with_assumptions(started, self._request))
 
     @property
     def rank_group(self) -> RankGroup:
@@ -96,7 +102,8 @@ class Backend:
         trace_again_with_constant_numbers(module)
         if self._context.allow_breaks and computes_from_nothing(module):
             return module
-        self._context.compilation = len(self.compilations)
+        index = self._context.compilation = len(self.compilations)
+        meter = self._meter
         with unprinted_graphs():
             compilation = lower_to_rank(module, self._context)
             self.compilations.append(compilation)
@@ -105,9 +112,9 @@ class Backend:
             compiled = compile_graphs(
                 compilation,
                 [*map(block_of, example_inputs), *map(_of_fixed_size, keys)],
-                inner=self._inner,
+                inner=self._inner if meter is None else meter.around(self._inner, index),
                 partitioner=self._partitioner,
-                derived=lambda: self._agree(compilation),
+                derived=lambda: self._graphs_derived(compilation),
             )
         self._context.in_pieces |= bool(self._context.allow_breaks and graph_break_after(module))
         if self._context.wants_graphs:
@@ -118,6 +125,8 @@ class Backend:
         lengths_in = compilation.captured.lengths_in
 
         def run(*arguments: Any) -> Any:
+            if meter is not None:
+                meter.begin_forward(arguments)
             if same_inputs.is_due:
                 same_inputs.check(
                     _whole_tensors(given, arguments, "input"),
@@ -131,6 +140,11 @@ class Backend:
             ]
 
         return run
+
+    def _graphs_derived(self, compilation: RankCompilation) -> None:
+        if self._request is not None and not self._is_estimated:
+            self._is_estimated = estimate_training(compilation, self._context, self._request)
+        self._agree(compilation)
 
     def _agree(self, compilation: RankCompilation) -> None:
         """All ranks of the SP group are about to issue the same collectives."""

@@ -22,6 +22,7 @@ from autosp.events import (
     RunStarted,
     TimelineEvent,
 )
+from autosp.measurements import MeasuredNode, MeasuredStep, Measurement
 from autosp_inspector.graph_writer import GraphWriter
 from autosp_inspector.interning import Interning, storable
 
@@ -99,6 +100,9 @@ class EventWriter:
             MemoryPoint: (_insert("memory", 6), self._memory_row),
             LiveTensor: (_insert("live_tensor", 10), self._live_tensor_row),
             EstimateSummary: (_insert("estimate", 21), self._estimate_row),
+            MeasuredStep: (_insert("measured_step", 5), _measured_step_row),
+            MeasuredNode: (_insert("measured_node", 5), self._measured_node_row),
+            Measurement: (_insert("measurement", 14), _measurement_row),
         }
 
     def _write_details(self, decisions: Sequence[Decision]) -> None:
@@ -220,6 +224,34 @@ class EventWriter:
             event.sharded_saved_bytes_fraction,
             json.dumps(event.not_modelled),
         )
+
+    def _measured_node_row(self, event: MeasuredNode) -> Row:
+        graph_id = self._graphs.graph_id(event.graph, compilation=event.compilation)
+        name = self._interning.text(event.node)
+        return (graph_id, name, event.runs, event.start_ns, event.duration_ns)
+
+
+def _measured_step_row(event: MeasuredStep) -> Row:
+    return (event.index, event.step_ns, event.forward_ns, event.backward_ns, event.optimizer_ns)
+
+
+def _measurement_row(event: Measurement) -> Row:
+    return (
+        1,
+        storable(event.device_type),
+        storable(event.device),
+        event.compilation,
+        event.num_steps,
+        event.step_ns,
+        event.forward_ns,
+        event.backward_ns,
+        event.optimizer_ns,
+        event.detail,
+        event.peak_bytes,
+        event.base_bytes,
+        event.peak_source,
+        json.dumps(event.notes),
+    )
 
 
 def _to_json(value: Mapping[str, object]) -> str:

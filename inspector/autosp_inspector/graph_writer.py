@@ -33,9 +33,12 @@ class GraphWriter:
         self._next_node_id = 1
         self._next_collective_id = 1
 
-    def graph_id(self, name: str) -> int:
-        """The graph of this name in the current compilation; its row is made when new."""
-        return self._graph(name).graph_id
+    def graph_id(self, name: str, *, compilation: int | None = None) -> int:
+        """The graph of this name in a compilation, by default the current one.
+
+        Its row is made when new.
+        """
+        return self._graph(name, compilation).graph_id
 
     def module_of(self, program_node: str) -> str:
         """Module path of a node of the program; empty when there is no such node."""
@@ -68,8 +71,8 @@ class GraphWriter:
         )
         self._write_collectives(graph, snapshot.pass_index, snapshot.collectives)
 
-    def _graph(self, name: str) -> _Graph:
-        key = (self.compilation, name)
+    def _graph(self, name: str, compilation: int | None = None) -> _Graph:
+        key = (self.compilation if compilation is None else compilation, name)
         graph = self._graphs.get(key)
         if graph is None:
             graph = self._graphs[key] = _Graph(len(self._graphs) + 1)

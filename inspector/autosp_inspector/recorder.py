@@ -16,6 +16,7 @@ from autosp.events import (
     RunFinished,
     RunStarted,
 )
+from autosp.measurements import MeasureRequest
 from autosp_inspector.errors import TraceError
 from autosp_inspector.event_writer import EventWriter
 from autosp_inspector.graph_writer import GraphWriter
@@ -42,7 +43,10 @@ class TraceRecorder:
 
     wants_graphs = True
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, *, measuring: MeasureRequest | None = None) -> None:
+        self.measuring = measuring
+        """What a training has to measure for this trace; None: nothing."""
+        self._before_end: list[Callable[[], None]] = []
         self._file = PartialFile(Path(path))
         self._connection = self._file.connection
         self._lock = threading.RLock()
@@ -103,6 +107,16 @@ class TraceRecorder:
                 self._events.append(event)
                 if len(self._events) >= _FLUSH_EVENTS and self._open_pass is None:
                     self._write_waiting()
+
+    def before_end(self, action: Callable[[], None], /) -> None:
+        """Call ``action`` before the run is said to have finished; it may record more."""
+        self._before_end.append(action)
+
+    def finish(self, event: RunFinished) -> None:
+        """The run has ended: what waits for that is recorded first."""
+        while self._before_end:
+            self._before_end.pop()()
+        self.record(event)
 
     def close(self) -> Path:
         """Complete the file and say where it is; harmless when called again."""

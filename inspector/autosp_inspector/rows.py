@@ -157,6 +157,8 @@ class CollectiveRow:
     """Number of the piece it is in; None: the program is in one piece."""
     runs: int = 1
     """How often it runs in a step."""
+    measured_ns: int | None = None
+    """Measured in the profiled step: to start it and to wait for it, all runs."""
 
     @property
     def step_bytes(self) -> int:
@@ -301,3 +303,28 @@ class EstimateRow:
     def is_close(self) -> bool:
         """Whether what is not modelled decides if the step fits the device."""
         return self.fits is None and self.capacity_bytes is not None
+
+
+@dataclass(frozen=True, slots=True)
+class MeasurementRow:
+    """Medians of a training's measured steps, on one rank."""
+
+    device_type: str
+    device: str
+    compilation: int
+    steps: int
+    step_ns: int
+    forward_ns: int
+    backward_ns: int
+    optimizer_ns: int | None
+    detail: str
+    """``nodes``, ``collectives`` or ``steps``: what has times of its own."""
+    peak_bytes: int | None
+    base_bytes: int | None
+    peak_source: str | None
+    notes: tuple[str, ...]
+    """What was not measured, and why."""
+    estimated_ns: Mapping[str, int]
+    """Phase -> its time in the estimated timeline."""
+    incomparable: str
+    """Why estimate and measurement are of different devices; empty where they are not."""

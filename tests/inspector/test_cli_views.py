@@ -118,6 +118,7 @@ def test_collectives_have_the_documented_fields(cli: CommandLine, synthetic: Pat
         "start_ns",
         "duration_ns",
         "exposed_ns",
+        "measured_ns",
         "cause",
         "reason",
     }
@@ -136,6 +137,7 @@ def test_timeline_has_the_documented_fields(cli: CommandLine, synthetic: Path) -
         "communication_ns",
         "exposed_ns",
         "hidden_ns",
+        "measured",
         "streams",
     }
     names = [stream["name"] for stream in data["streams"]]

@@ -53,7 +53,13 @@ def test_every_column_has_a_meaning() -> None:
 def test_the_views_can_be_read() -> None:
     connection = fresh()
     views = connection.execute("SELECT name FROM sqlite_schema WHERE type = 'view'").fetchall()
-    assert [name for (name,) in views] == ["nodes", "edges", "collectives", "decisions"]
+    assert [name for (name,) in views] == [
+        "nodes",
+        "edges",
+        "collectives",
+        "decisions",
+        "estimated_and_measured",
+    ]
     for (name,) in views:
         assert connection.execute(f"SELECT * FROM {name}").fetchall() == []
 

@@ -10,8 +10,15 @@ from autosp_inspector.migrations.m0001_tables import TABLES
 from autosp_inspector.migrations.m0002_views import VIEWS
 from autosp_inspector.migrations.m0003_finding_costs import FINDING_COSTS
 from autosp_inspector.migrations.m0004_figures import FIGURES
+from autosp_inspector.migrations.m0005_measurements import MEASUREMENTS
 from autosp_inspector.migrations.migration import Migration
 
 __all__ = ["MIGRATIONS", "Migration"]
 
-MIGRATIONS: tuple[Migration, ...] = (TABLES, VIEWS, FINDING_COSTS, FIGURES)
+MIGRATIONS: tuple[Migration, ...] = (
+    TABLES,
+    VIEWS,
+    FINDING_COSTS,
+    FIGURES,
+    MEASUREMENTS,
+)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from autosp_inspector.queries.graph_view import graph_view
+from autosp_inspector.queries.measurement import measured_times, measured_waits
 from autosp_inspector.queries.nodes import graph_names
 from autosp_inspector.queries.pieces import list_pieces
 from autosp_inspector.rows import CollectiveRow
@@ -69,4 +70,11 @@ def _of_graph(trace: Trace, graph: str, phase: str | None) -> list[CollectiveRow
     last = len(view.positions)
     rows = trace.fetch(_COLLECTIVES, (view.graph_id, view.pass_index, phase))
     rows.sort(key=lambda row: view.positions.get(row[17], last))
-    return [CollectiveRow(*row[:17]) for row in rows]
+    times, waits = measured_times(trace, graph), measured_waits(trace, graph)
+    return [
+        replace(
+            CollectiveRow(*row[:17]),
+            measured_ns=times[row[0]] + waits.get(row[0], 0) if row[0] in times else None,
+        )
+        for row in rows
+    ]

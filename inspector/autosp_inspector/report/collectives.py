@@ -7,9 +7,15 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from autosp_inspector.report.measured import unmatched_lines
 from autosp_inspector.report.quantities import UNKNOWN, bytes_text, count_text, time_text
-from autosp_inspector.report.report import Lines, Report, Table, left, right, wrapped
-from autosp_inspector.rows import CollectiveRow
+from autosp_inspector.report.report import Block, Lines, Report, Table, left, right, wrapped
+from autosp_inspector.rows import CollectiveRow, MeasurementRow
+
+MEASURED_MEANS = (
+    "measured: what the rank spent to start it and to wait for it, for the other ranks too; "
+    "compare it with exposed"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,10 +77,13 @@ def totals_table(totals: Sequence[CollectiveTotal], *, title: str = "") -> Table
     return Table(columns, rows, title)
 
 
-def collectives_report(collectives: Sequence[CollectiveRow]) -> Report:
+def collectives_report(
+    collectives: Sequence[CollectiveRow], measured: MeasurementRow | None = None
+) -> Report:
     """Every collective, and the totals."""
     records = [collective_record(row) for row in collectives]
     data = {"collectives": records}
+    is_measured = any(row.measured_ns is not None for row in collectives)
     in_pieces = any(row.piece is not None for row in collectives)
     if not collectives:
         return Report((Lines(("The program has no collectives.",)),), data, records)
@@ -87,6 +96,7 @@ def collectives_report(collectives: Sequence[CollectiveRow]) -> Report:
         right("bytes"),
         right("time"),
         right("exposed", dropped=3),
+        *((right("measured"),) if is_measured else ()),
         left("module", dropped=1),
         left("cause", dropped=2),
         wrapped("reason"),
@@ -101,6 +111,7 @@ def collectives_report(collectives: Sequence[CollectiveRow]) -> Report:
             bytes_text(row.bytes),
             time_text(row.duration_ns),
             time_text(row.exposed_ns),
+            *((time_text(row.measured_ns),) if is_measured else ()),
             row.module,
             row.cause,
             _reason(row),
@@ -111,8 +122,13 @@ def collectives_report(collectives: Sequence[CollectiveRow]) -> Report:
     title = f"{count_text(num_runs, 'collective')} (times are estimates)"
     if in_pieces:
         title = f"{count_text(num_runs, 'collective')} of one step, in several pieces"
-    blocks = (totals_table(totals_by_kind(collectives)), Table(columns, rows, title))
-    return Report(blocks, data, records)
+    blocks: list[Block] = [totals_table(totals_by_kind(collectives)), Table(columns, rows, title)]
+    blocks += unmatched_lines(
+        measured, [row.measured_ns is not None for row in collectives], "collectives"
+    )
+    if measured is not None:
+        blocks.append(Lines((MEASURED_MEANS, *filter(None, [measured.incomparable]))))
+    return Report(tuple(blocks), data, records)
 
 
 def _reason(row: CollectiveRow) -> str:
@@ -140,6 +156,7 @@ def collective_record(row: CollectiveRow) -> dict[str, Any]:
         "start_ns": row.start_ns,
         "duration_ns": row.duration_ns,
         "exposed_ns": row.exposed_ns,
+        "measured_ns": row.measured_ns,
         "cause": row.cause,
         "reason": row.reason,
     }

@@ -11,6 +11,7 @@ from typing import Any
 from autosp_inspector.queries.pieces import Piece
 from autosp_inspector.report.collectives import CollectiveTotal, totals_by_kind, totals_table
 from autosp_inspector.report.findings import findings_count, first_of_each_code
+from autosp_inspector.report.measured import measured_blocks, measured_data
 from autosp_inspector.report.memory import categories_table, peak_facts
 from autosp_inspector.report.quantities import (
     bytes_text,
@@ -28,6 +29,7 @@ from autosp_inspector.rows import (
     DecisionRow,
     EstimateRow,
     FindingRow,
+    MeasurementRow,
     PassRow,
     RunRow,
 )
@@ -53,6 +55,7 @@ class SummaryContent:
     """The command that keeps the trace; empty if it is kept."""
     pieces: tuple[Piece, ...] = ()
     """Of a program that was broken."""
+    measured: MeasurementRow | None = None
     not_estimated: str = ""
     """Why there is no estimate, where the pieces are why."""
 
@@ -87,6 +90,7 @@ def _blocks(
     yield from _memory_blocks(content.estimate)
     if content.estimate is not None and content.estimate.step_ns is not None:
         yield Facts(time_facts(content.estimate), "Time of one step (estimate)")
+    yield from measured_blocks(content.measured, content.estimate)
     if totals:
         yield totals_table(totals, title="Communication of one step, per rank")
         if layers is not None:
@@ -249,6 +253,7 @@ def _data(
         "communication_ns": estimate.communication_ns if estimate else None,
         "exposed_ns": estimate.exposed_ns if estimate else None,
         "hidden_ns": estimate.hidden_ns if estimate else None,
+        "measured": measured_data(content.measured),
         "collectives": [asdict(total) for total in totals],
         "collectives_per_layer": None if layers is None else asdict(layers),
         "attention_sites": content.num_attention_sites,

@@ -8,6 +8,7 @@ from autosp_inspector.cli.graph_options import chosen_piece, known_graph, piece_
 from autosp_inspector.cli.source import OpenedSource
 from autosp_inspector.cli.view import View, rank_parameter
 from autosp_inspector.queries.collectives import list_collectives
+from autosp_inspector.queries.measurement import measurement
 from autosp_inspector.report.collectives import collectives_report
 from autosp_inspector.report.report import Report
 
@@ -46,4 +47,5 @@ def _report(
 ) -> Report:
     trace = chosen_piece(source.trace(rank), piece)
     name = None if graph is None else known_graph(trace, graph)
-    return collectives_report(list_collectives(trace, phase=phase, graph=name))
+    rows = list_collectives(trace, phase=phase, graph=name)
+    return collectives_report(rows, measurement(trace))

@@ -13,6 +13,7 @@ from autosp_inspector.cli.graph_options import (
 )
 from autosp_inspector.cli.source import OpenedSource
 from autosp_inspector.cli.view import View, rank_parameter
+from autosp_inspector.queries.measurement import estimated_times, measured_times, measurement
 from autosp_inspector.queries.nodes import count_nodes, list_nodes
 from autosp_inspector.queries.pieces import piece_label
 from autosp_inspector.report.nodes import nodes_report
@@ -77,4 +78,13 @@ def _report(
         trace, graph=name, pass_index=index, text=text, module=module, role=role, limit=limit
     )
     total = count_nodes(trace, graph=name, pass_index=index, text=text, module=module, role=role)
-    return nodes_report(name, nodes, total, piece=piece_label(trace))
+    measured = measurement(trace)
+    return nodes_report(
+        name,
+        nodes,
+        total,
+        piece=piece_label(trace),
+        estimated_ns=estimated_times(trace, name),
+        measured_ns=measured_times(trace, name),
+        incomparable="" if measured is None else measured.incomparable,
+    )

@@ -11,6 +11,7 @@ from autosp_inspector.queries.collectives import list_collectives
 from autosp_inspector.queries.decisions import list_decisions
 from autosp_inspector.queries.estimate import estimate_summary
 from autosp_inspector.queries.findings import list_findings
+from autosp_inspector.queries.measurement import measurement
 from autosp_inspector.queries.nodes import list_nodes
 from autosp_inspector.queries.passes import list_passes
 from autosp_inspector.queries.pieces import list_pieces, not_estimated
@@ -45,6 +46,7 @@ def summary_of(source: OpenedSource, *, rank: int | None) -> Report:
             attention=_attention(trace),
             num_attention_sites=_num_attention_sites(trace),
             pieces=list_pieces(trace),
+            measured=measurement(trace),
             not_estimated=not_estimated(trace),
             findings=list_findings(trace),
             passes=list_passes(trace),
