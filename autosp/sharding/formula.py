@@ -38,6 +38,9 @@ class Formula:
     """Then the operator must not come back whole among its own parts."""
 
 
+TRACED = "_autosp_traced_formulas"
+"""Attribute of a graph under which the traced formulas of its operators are kept."""
+
 Placed = Value | list[Value]
 RuleOrFormula = Callable[[Operation], "Value | list[Value] | Formula"]
 FindRule = Callable[[Any], "Callable[[Operation], Placed] | None"]
@@ -84,7 +87,7 @@ def _evaluated(result: Placed | Formula, find_rule: FindRule, op: Operation) -> 
     def find_part(target: Any) -> Callable[[Operation], Placed] | None:
         return None if target is whole else find_rule(target)
 
-    return _evaluate(_traced(result), _values(result), find_part, op)
+    return _evaluate(_traced(result, op), _values(result), find_part, op)
 
 
 def _summed(op: Operation) -> Operation:
@@ -110,8 +113,20 @@ def _values(formula: Formula) -> list[Value]:
     return found
 
 
-def _traced(formula: Formula) -> GraphModule:
-    """The function on tensors of the global shapes, as a graph of operators."""
+def _traced(formula: Formula, op: Operation) -> GraphModule:
+    """The function on tensors of the global shapes, as a graph of operators.
+
+    It says nothing of ranks, so the programs of all ranks share it: it is kept with the graph
+    of the operator, for a number of ranks and placements of its inputs.
+    """
+    known: dict[Any, GraphModule] = op.node.graph.__dict__.setdefault(TRACED, {})
+    key = (op.node, op.num_ranks, tuple(value.placement for value in op.values()))
+    if key not in known:
+        known[key] = _trace_formula(formula)
+    return known[key]
+
+
+def _trace_formula(formula: Formula) -> GraphModule:
     values = _values(formula)
     mode = next(v.local.fake_mode for v in values if isinstance(v.local, FakeTensor))
     with mode:
