@@ -16,6 +16,7 @@ from autosp.events import Alternative
 from autosp.head_map import HeadMap
 from autosp.placement import Shard, shard_dim
 from autosp.runtime.masked_attention import MASKED_ATTENTION
+from autosp.sharding.attention_figures import ulysses_figures
 from autosp.sharding.attention_plan import ATTENTION, HEAD_DIM, SEQUENCE_DIM, SitePlan
 from autosp.sharding.builder import Value
 from autosp.sharding.kv_heads import one_head_per_query, one_head_per_rank
@@ -140,6 +141,7 @@ def _explain(op: Operation, query: Value, key: Value, plan: SitePlan) -> None:
         f"Ulysses: {num_heads // op.num_ranks} of {num_heads} query heads per rank",
         f"the sequence is sharded, {plan.reason}",
         rule="attention.scaled_dot_product",
+        figures=ulysses_figures(op, plan),
         alternatives=(
             Alternative(
                 "all-gather keys and values",

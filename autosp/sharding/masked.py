@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -115,19 +114,6 @@ def tile_densities(
         queries = _rows(own, tile.query_start, schedule.query_rows)
         found.append(density.among(queries, _rows(keys, 0, tile.key_end)))
     return found
-
-
-def masked_work(
-    density: MaskDensity, schedule: RingSchedule, cut: Shard, key_cut: Shard
-) -> list[int]:
-    """Pairs that every rank of the ring computes for each head, as far as is known beforehand."""
-    work = []
-    for rank in range(schedule.size):
-        own = replace(schedule, rank=rank)
-        tiles = [own.tile(step) for step in range(schedule.size)]
-        parts = zip(tiles, tile_densities(density, own, cut, key_cut), strict=True)
-        work.append(round(sum(t.num_queries * t.key_end * d for t, d in parts if t is not None)))
-    return work
 
 
 def _rows(pieces: Sequence[range], start: int, end: int) -> list[range]:

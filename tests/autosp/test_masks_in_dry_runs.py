@@ -85,7 +85,7 @@ CASES = [
     ("padded", "ring"),
     ("window and padding", "ulysses"),
     ("window and padding", "ring"),
-    ("prefix", "ulysses"),
+    ("prefix", "hybrid"),
 ]
 
 

@@ -60,9 +60,8 @@ TWO_RANKS = {
     "checkpointed": verification(
         partial(checkpointed, batch=2, length=9), partitioner="default", **RING
     ),
-    "masks": verification(partial(masked, batch=2, length=11), **RING, inner="inductor"),
-    "masks under Ulysses": verification(
-        partial(masked, batch=2, length=11), attention="ulysses", steps=10
+    "masks": verification(
+        partial(masked, batch=2, length=11), attention="ulysses", inner="inductor"
     ),
 }
 ENTRIES = {
@@ -76,7 +75,7 @@ FOUR_RANKS = {
     "hybrid": verification(
         partial(small, batch=2, length=11), ranks=4, attention="hybrid", steps=10
     ),
-    "masks": verification(partial(masked, batch=2, length=11), ranks=4, **RING, steps=10),
+    "masks": verification(partial(masked, batch=2, length=11), ranks=4, **RING),
     "masks, hybrid": verification(partial(masked, batch=2, length=13), ranks=4, attention="hybrid"),
     "a rank of padding whose block nobody needs": verification(
         partial(bidirectional, batch=2, length=5), ranks=4, **RING

@@ -43,13 +43,10 @@ FORMS: dict[str, tuple[AttentionChoice, tuple[int, ...]]] = {
 ROWS = (
     "causal and left or right padding",
     "padding alone",
-    "padding and the own token",
     "packed documents",
     "packed documents by positions",
-    "documents without order",
     "sliding window",
     "window to both sides",
-    "window and padding",
     "window in documents",
     "chunked",
     "prefix",
@@ -90,7 +87,7 @@ def _prove(
 ) -> None:
     cases: list[Case] = [(BATCH, LENGTH, num_ranks) for num_ranks in ranks]
     model = SmallModel(attention=attention_under(dict(masks)))
-    fills = FILLS if max(ranks) < 8 else FILLS[:1]
+    fills = FILLS if choice == "ring" else FILLS[:1]  # there padding rows meet the mask
     for proof in prove(model, inputs=masked_tokens, cases=cases, attention=choice, fills=fills):
         assert proof.report.ok, f"--attention {choice}: {proof}"
         assert proof.report.num_cotangents_checked > len(masks), proof
