@@ -6,6 +6,7 @@ from functools import partial
 
 import pytest
 import torch
+from torch._higher_order_ops.flex_attention import flex_attention_backward
 from torch.nn.attention.flex_attention import (
     AuxRequest,
     BlockMask,
@@ -17,6 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from autosp.errors import AutoSPError, ShardingError
 from autosp.flex_attention import FlexAttention
+from autosp.inner import Inductor
 from autosp.runtime import block_tables
 from tests.support.dry_runs import dry_run, request_for
 from tests.support.programs import NUM_HEADS, SmallModel, assert_right, prove
@@ -157,6 +159,16 @@ def test_blocks_that_are_chosen_inside_the_forward_are_refused():
     with pytest.raises(AutoSPError, match="blocks are chosen inside the forward") as caught:
         prove(SmallModel(attention=attention), cases=((1, 6, 2),))
     assert "create_block_mask" in str(caught.value)
+
+
+def test_inductor_says_that_it_has_no_backward_for_a_cpu():
+    graph = torch.fx.Graph()
+    query = graph.placeholder("query")
+    query.meta["val"] = torch.empty(1, 2, 3, 4)
+    graph.output(graph.call_function(flex_attention_backward, (query,)))
+    with pytest.raises(AutoSPError, match="no backward of flex_attention on a CPU") as caught:
+        Inductor().prepare_joint(torch.fx.GraphModule({}, graph))
+    assert 'inner="eager"' in str(caught.value)
 
 
 class OneAttention(torch.nn.Module):
