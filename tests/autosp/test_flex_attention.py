@@ -25,27 +25,18 @@ from tests.support.programs import NUM_HEADS, SmallModel, assert_right, prove
 
 
 def windows_per_head(model, q, k, v):
-    """A soft cap, a learned slope per head, and a window on every other head."""
-    slopes = model.bias
+    """A soft cap, a learned slope per head, and a window on every other head of each document."""
+    slopes, document = model.bias, (model.ids > 8).cumsum(-1)
 
     def score(score, batch, head, query, key):
         return torch.tanh(score / 2) * 2 + slopes[head] * (query - key)
 
     def mask(batch, head, query, key):
-        return (query >= key) & ((query - key < 3) | (head % 2 == 0))
+        seen = (query >= key) & ((query - key < 3) | (head % 2 == 0))
+        return seen & (document[batch, query] == document[batch, key])
 
-    blocks = create_block_mask(mask, None, NUM_HEADS, q.shape[2], k.shape[2], device="cpu")
-    return flex_attention(q, k, v, score_mod=score, block_mask=blocks)
-
-
-def packed_documents(model, q, k, v):
-    document = (model.ids > 8).cumsum(-1)
-
-    def mask(batch, head, query, key):
-        return (query >= key) & (document[batch, query] == document[batch, key])
-
-    blocks = create_block_mask(mask, q.shape[0], None, q.shape[2], k.shape[2], device="cpu")
-    return flex_attention(q, k, v, block_mask=blocks, enable_gqa=True, scale=0.3)
+    blocks = create_block_mask(mask, q.shape[0], NUM_HEADS, q.shape[2], k.shape[2], device="cpu")
+    return flex_attention(q, k, v, score_mod=score, block_mask=blocks, enable_gqa=True, scale=0.3)
 
 
 def sinks(model, q, k, v):
@@ -56,7 +47,7 @@ def sinks(model, q, k, v):
 
 @pytest.mark.parametrize(
     ("attention", "options"),
-    [(windows_per_head, {}), (packed_documents, {"num_kv_heads": 4}), (sinks, {})],
+    [(windows_per_head, {"num_kv_heads": 4}), (sinks, {})],
 )
 def test_on_ranks(attention, options):
     assert_right(SmallModel(attention=attention, **options), cases=((2, 5, 3),))
