@@ -17,6 +17,7 @@ from autosp.blocks import cut_blocks
 from autosp.capture import CapturedProgram, capture
 from autosp.collective_order import check_same_collectives, collective_list
 from autosp.dynamic_sizes import DynamicSizes
+from autosp.dynamo import teach_dynamo
 from autosp.errors import AutoSPError
 from autosp.graph import module_path, output_node, source_location
 from autosp.loggers import quiet_loggers
@@ -203,6 +204,7 @@ def with_captured_calls(
         return run
 
     install_output_hooks(module)
+    teach_dynamo()
     torch._dynamo.reset()
     compiled = torch.compile(module, backend=backend, fullgraph=True, dynamic=False)
     try:

@@ -12,9 +12,10 @@ import torch
 from torch.fx import GraphModule, Node
 
 from autosp.events import Alternative
-from autosp.graph import num_bytes, shape_of, tensor_of
+from autosp.graph import is_operator, num_bytes, shape_of, tensor_of
 from autosp.pipeline import PassContext
 from autosp.sharding import mask as mask_analysis
+from autosp.sharding.attention_plan import ATTENTION
 from autosp.sharding.seeds import attention_sites
 from autosp.sizes import same_size
 
@@ -28,7 +29,7 @@ class DropCausalMasks:
 
     def run(self, program: GraphModule, context: PassContext) -> GraphModule:
         proofs: dict[Node, bool] = {}
-        for site in attention_sites(program.graph):
+        for site in filter(_takes_mask, attention_sites(program.graph)):
             mask = site.args[3] if len(site.args) > 3 else site.kwargs.get("attn_mask")
             if not isinstance(mask, Node):
                 _already_free(site, context)
@@ -40,6 +41,10 @@ class DropCausalMasks:
                 _explain(site, mask, context)
         program.graph.eliminate_dead_code()
         return program
+
+
+def _takes_mask(site: Node) -> bool:
+    return is_operator(site, *ATTENTION)
 
 
 def _square(site: Node) -> bool:

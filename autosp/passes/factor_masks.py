@@ -32,7 +32,7 @@ class FactorMasks:
     description: str = "say masks with vectors of the sequence instead of S x S tensors"
 
     def run(self, program: GraphModule, context: PassContext) -> GraphModule:
-        rewrite = _Rewrite(program.graph)
+        rewrite = MaskRewrite(program.graph)
         for site in attention_sites(program.graph):
             mask = site.args[3] if len(site.args) > 3 else site.kwargs.get("attn_mask")
             if not isinstance(mask, Node):
@@ -58,7 +58,7 @@ class _Vectors:
 
 
 @dataclass(slots=True)
-class _Rewrite:
+class MaskRewrite:
     graph: Graph
     _known: dict[Node, _Vectors | str] = field(default_factory=dict)
     """Mask -> its vectors, or why it has none."""

@@ -40,6 +40,8 @@ def plan_blocks(
     num_queries: int,
     num_keys: int,
     rows: int = BLOCK_ROWS,
+    *,
+    is_fused: bool = True,
 ) -> Iterator[MaskedBlock]:
     """The blocks to compute, in the order of their queries.
 
@@ -47,22 +49,24 @@ def plan_blocks(
         query_vectors, key_vectors: ``[B or 1, num_queries]`` and ``[B or 1, num_keys]``. A block
             is left out if it is masked in all batch rows.
         rows: of a block.
+        is_fused: a kernel takes the blocks of which everything counts, however large, so that
+            they are joined. Else the scores of a block exist, and all blocks are of ``rows``.
     """
     vectors = (*query_vectors, *key_vectors)
     if not vectors:
         if predicate == ALWAYS:
-            yield MaskedBlock(slice(0, num_queries), slice(0, num_keys))
+            yield from _whole_blocks(num_queries, num_keys, None if is_fused else rows)
         return
     shape = (-(-num_queries // rows), -(-num_keys // rows))
     surely, maybe = _verdicts(predicate, query_vectors, key_vectors, shape, rows)
     window = _Window(predicate, query_vectors, key_vectors, num_queries, num_keys, rows)
-    if num_queries == num_keys and _looks_causal(surely, maybe):
+    if is_fused and num_queries == num_keys and _looks_causal(surely, maybe):
         diagonal = (window.block(row, row, row + 1) for row in range(surely.shape[0]))
         if all(block is not None and block.is_causal for block in diagonal):
             yield MaskedBlock(slice(0, num_queries), slice(0, num_keys), is_causal=True)
             return
     for row, (whole, some) in enumerate(zip(surely.tolist(), maybe.tolist(), strict=True)):
-        for start, end, is_whole in _runs(whole, some):
+        for start, end, is_whole in _runs(whole, some, is_joined=is_fused):
             block = window.whole(row, start, end) if is_whole else window.block(row, start, end)
             if block is not None:
                 yield block
@@ -98,12 +102,22 @@ def _looks_causal(surely: Tensor, maybe: Tensor) -> bool:
     return torch.equal(maybe, lower) and bool((surely >= lower.tril(-1)).all())
 
 
-def _runs(whole: list[bool], some: list[bool]) -> Iterator[tuple[int, int, bool]]:
-    """Blocks of keys ``start`` to ``end``: those of which everything counts are joined."""
+def _whole_blocks(num_queries: int, num_keys: int, rows: int | None) -> Iterator[MaskedBlock]:
+    """All queries with all keys, in one block or in blocks of ``rows``."""
+    for start in range(0, num_queries, rows or num_queries):
+        query = slice(start, min(start + (rows or num_queries), num_queries))
+        for first in range(0, num_keys, rows or num_keys):
+            yield MaskedBlock(query, slice(first, min(first + (rows or num_keys), num_keys)))
+
+
+def _runs(
+    whole: list[bool], some: list[bool], *, is_joined: bool
+) -> Iterator[tuple[int, int, bool]]:
+    """Blocks of keys ``start`` to ``end``: those of which everything counts may be joined."""
     start = 0
     while start < len(some):
         end = start + 1
-        if whole[start]:
+        if whole[start] and is_joined:
             while end < len(whole) and whole[end]:
                 end += 1
         if some[start]:

@@ -21,9 +21,8 @@ tile of a ring, whose rank passes the vectors of its own queries and of the bloc
 for estimates alone.
 
 A query without any key gets 0 and a log-sum-exp of minus infinity, as
-``scaled_dot_product_attention`` gives it under a boolean mask. What changes scores (soft caps,
-biases, sinks) would be one more argument, applied where a block's scores are computed
-(:func:`autosp.runtime.block_attention.attend` and its backward).
+``scaled_dot_product_attention`` gives it under a boolean mask. ``softcap`` and ``slopes``
+``[B or 1, H]`` change scores (:mod:`.score_change`); with slopes the first vectors are positions.
 """
 
 from __future__ import annotations
@@ -40,6 +39,7 @@ from autosp.mask_predicate import Predicate, parse
 from autosp.runtime.block_attention import attend, attend_backward, wide_type
 from autosp.runtime.block_plan import BLOCK_ROWS, MaskedBlock, plan_blocks
 from autosp.runtime.keyed_random import LIBRARY
+from autosp.runtime.score_change import ScoreChange
 
 Vectors = Sequence[Tensor]
 
@@ -66,6 +66,7 @@ def attend_blockwise(
     predicate: Predicate,
     *,
     scale: float,
+    change: ScoreChange | None = None,
     rows: int = BLOCK_ROWS,
 ) -> tuple[Tensor, Tensor]:
     """Output, in the type of the query, and log-sum-exp. ``rows``: of a block."""
@@ -73,7 +74,7 @@ def attend_blockwise(
     lse = query.new_full(query.shape[:-1], -math.inf, dtype=wide_type(query.dtype))
     for batch, own, others in _alike(query.shape[0], query_vectors, key_vectors):
         sizes = (query.shape[2], key.shape[2])
-        blocks = plan_blocks(predicate, own, others, *sizes, rows)
+        blocks = plan_blocks(predicate, own, others, *sizes, rows, is_fused=change is None)
         for start, group in groupby(blocks, key=lambda block: block.query.start):
             merged = None
             for block in group:
@@ -84,6 +85,7 @@ def attend_blockwise(
                     is_causal=block.is_causal,
                     scale=scale,
                     allowed=block.allowed,
+                    change=change and change.of_block(batch, block.query, block.key),
                 )
                 merged = (
                     (part[0].to(lse.dtype), part[1]) if merged is None else merge(merged, *part)
@@ -107,13 +109,15 @@ def attend_blockwise_backward(
     predicate: Predicate,
     *,
     scale: float,
+    change: ScoreChange | None = None,
     rows: int = BLOCK_ROWS,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of query, key and value, in their types."""
     sums = [torch.zeros_like(t, dtype=lse.dtype) for t in (query, key, value)]
     for batch, own, others in _alike(query.shape[0], query_vectors, key_vectors):
         sizes = (query.shape[2], key.shape[2])
-        for block in plan_blocks(predicate, own, others, *sizes, rows):
+        is_fused = change is None
+        for block in plan_blocks(predicate, own, others, *sizes, rows, is_fused=is_fused):
             gradients = attend_backward(
                 cotangent[batch, :, block.query],
                 query[batch, :, block.query],
@@ -124,6 +128,7 @@ def attend_blockwise_backward(
                 is_causal=block.is_causal,
                 scale=scale,
                 allowed=block.allowed,
+                change=change and change.of_block(batch, block.query, block.key),
             )
             for total, part, where in zip(sums, gradients, _places(block), strict=True):
                 total[batch, :, where] += part
@@ -155,7 +160,10 @@ def _of_rows(vectors: Vectors, rows: slice) -> list[Tensor]:
 
 # ------------------------------------------------------------------ the operators
 
-_MASK = "Tensor[] query_vectors, Tensor[] key_vectors, str predicate, float scale, float density"
+_MASK = (
+    "Tensor[] query_vectors, Tensor[] key_vectors, str predicate, float scale, float density, "
+    "float softcap=0.0, Tensor? slopes=None"
+)
 
 
 def _forward(
@@ -168,10 +176,15 @@ def _forward(
     predicate: str,
     scale: float,
     density: float,
+    softcap: float = 0.0,
+    slopes: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     del density
     vectors = (query_vectors, key_vectors)
-    return attend_blockwise(query, key, value, *vectors, parse(predicate), scale=scale)
+    change = ScoreChange.of(softcap, slopes, *vectors)
+    return attend_blockwise(
+        query, key, value, *vectors, parse(predicate), scale=scale, change=change
+    )
 
 
 def _backward(
@@ -187,11 +200,13 @@ def _backward(
     predicate: str,
     scale: float,
     density: float,
+    softcap: float = 0.0,
+    slopes: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     del density
     return attend_blockwise_backward(
         cotangent, query, key, value, out, lse, query_vectors, key_vectors, parse(predicate),
-        scale=scale,
+        scale=scale, change=ScoreChange.of(softcap, slopes, query_vectors, key_vectors),
     )  # fmt: skip
 
 

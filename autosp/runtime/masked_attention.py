@@ -29,7 +29,7 @@ class _Masked(torch.autograd.Function):
         value: Tensor,
         options: dict[str, Any],
         num_query_vectors: int,
-        *vectors: Tensor,
+        *vectors: Tensor | None,
     ) -> Tensor:
         mask = _mask(vectors, num_query_vectors)
         out, lse = BLOCKWISE_ATTENTION(query, key, value, **mask, **options)
@@ -49,10 +49,12 @@ class _Masked(torch.autograd.Function):
         return (*gradients, None, None, *(None for _ in vectors))
 
 
-def _mask(vectors: Any, num_query_vectors: int) -> dict[str, list[Tensor]]:
+def _mask(tensors: Any, num_query_vectors: int) -> dict[str, Any]:
+    *vectors, slopes = tensors
     return {
-        "query_vectors": list(vectors[:num_query_vectors]),
-        "key_vectors": list(vectors[num_query_vectors:]),
+        "query_vectors": vectors[:num_query_vectors],
+        "key_vectors": vectors[num_query_vectors:],
+        "slopes": slopes,
     }
 
 
@@ -68,6 +70,8 @@ def _masked_attention(
     scale: float | None = None,
     enable_gqa: bool = False,
     density: float = 1.0,
+    softcap: float = 0.0,
+    slopes: Tensor | None = None,
 ) -> Tensor:
     del is_causal, enable_gqa
     device = query.device.type
@@ -75,10 +79,10 @@ def _masked_attention(
         low = torch.get_autocast_dtype(device)
         query, key, value = query.to(low), key.to(low), value.to(low)
     scale = 1.0 / math.sqrt(query.shape[-1]) if scale is None else scale
-    options = {"predicate": predicate, "scale": scale, "density": density}
+    options = {"predicate": predicate, "scale": scale, "density": density, "softcap": softcap}
     with torch.amp.autocast(device, enabled=False):
         result: Tensor = _Masked.apply(  # type: ignore[no-untyped-call]
-            query, key, value, options, len(query_vectors), *query_vectors, *key_vectors
+            query, key, value, options, len(query_vectors), *query_vectors, *key_vectors, slopes
         )
     return result
 
@@ -86,7 +90,7 @@ def _masked_attention(
 LIBRARY.define(  # type: ignore[no-untyped-call]
     "masked_attention(Tensor query, Tensor key, Tensor value, *, Tensor[] query_vectors, "
     "Tensor[] key_vectors, str predicate, bool is_causal=False, float? scale=None, "
-    "bool enable_gqa=False, float density=1.0) -> Tensor"
+    "bool enable_gqa=False, float density=1.0, float softcap=0.0, Tensor? slopes=None) -> Tensor"
 )
 LIBRARY.impl("masked_attention", _masked_attention, "CompositeImplicitAutograd")  # type: ignore[no-untyped-call]
 
@@ -94,5 +98,6 @@ MASKED_ATTENTION: torch._ops.OpOverload = torch.ops.autosp.masked_attention.defa
 """``scaled_dot_product_attention`` with a mask that is said by ``predicate``.
 
 ``is_causal`` says what is known of the predicate beforehand: no key after its query counts.
-It masks nothing by itself.
+It masks nothing by itself. ``softcap`` and ``slopes`` ``[H]`` or ``[B, H]`` change the scores, see
+:mod:`autosp.runtime.score_change`.
 """

@@ -339,6 +339,8 @@ class RingCall:
         query_vectors: Sequence[Tensor] | None = None,
         key_vectors: Sequence[Tensor] | None = None,
         densities: Sequence[float] | None = None,
+        softcap: float = 0.0,
+        slopes: Tensor | None = None,
     ) -> RingCall:
         device = query.device.type
         if torch.is_autocast_enabled(device):
@@ -351,7 +353,7 @@ class RingCall:
         mask = None
         if predicate is not None:
             vectors = (tuple(query_vectors or ()), tuple(key_vectors or ()))
-            mask = RingMask(predicate, *vectors, tuple(densities or ()))
+            mask = RingMask(predicate, *vectors, tuple(densities or ()), softcap, slopes)
         return RingCall(query, key, value, schedule, scale, mask)
 
 
@@ -381,7 +383,8 @@ LIBRARY.define(  # type: ignore[no-untyped-call]
     "ring_attention(Tensor query, Tensor key, Tensor value, bool is_causal, *, "
     "float? scale=None, int key_length, str order, int ring_rank, int ring_size, int receiver, "
     "int sender, int num_ranks, str group_name, str? predicate=None, "
-    "Tensor[]? query_vectors=None, Tensor[]? key_vectors=None, float[]? densities=None) -> Tensor"
+    "Tensor[]? query_vectors=None, Tensor[]? key_vectors=None, float[]? densities=None, "
+    "float softcap=0.0, Tensor? slopes=None) -> Tensor"
 )
 LIBRARY.impl("ring_attention", _ring_attention, "CompositeImplicitAutograd")  # type: ignore[no-untyped-call]
 

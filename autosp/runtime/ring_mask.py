@@ -7,7 +7,7 @@ sent. A tile of which the mask leaves nothing still takes part in every send.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from torch import Tensor
@@ -27,16 +27,24 @@ class RingMask:
     query_vectors: tuple[Tensor, ...]
     key_vectors: tuple[Tensor, ...]
     densities: tuple[float, ...]
+    softcap: float = 0.0
+    slopes: Tensor | None = None
+    """Of this rank's heads; see :mod:`autosp.runtime.score_change`."""
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:
-        return (*self.query_vectors, *self.key_vectors)
+        slopes = () if self.slopes is None else (self.slopes,)
+        return (*self.query_vectors, *self.key_vectors, *slopes)
 
     def with_tensors(self, tensors: Sequence[Tensor]) -> RingMask:
-        """The same mask, its vectors being these."""
-        count = len(self.query_vectors)
-        own, others = tuple(tensors[:count]), tuple(tensors[count:])
-        return RingMask(self.predicate, own, others, self.densities)
+        """The same mask, its vectors and slopes being these."""
+        first, end = len(self.query_vectors), len(self.query_vectors) + len(self.key_vectors)
+        return replace(
+            self,
+            query_vectors=tuple(tensors[:first]),
+            key_vectors=tuple(tensors[first:end]),
+            slopes=None if self.slopes is None else tensors[end],
+        )
 
     def attend(
         self, schedule: RingSchedule, step: int, operands: Sequence[Tensor], *, scale: float
@@ -64,6 +72,8 @@ class RingMask:
             "predicate": self.predicate,
             "scale": scale,
             "density": self.densities[step],
+            "softcap": self.softcap,
+            "slopes": self.slopes,
         }
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -33,7 +32,20 @@ def masked_on_heads(op: Operation, heads: Sequence[Value]) -> Node:
         name: [op.replicate(vector, WHOLE) for vector in op.kwargs[name]]
         for name in ("query_vectors", "key_vectors")
     }
-    return op.emit(MASKED_ATTENTION, *heads, **(op.kwargs | vectors))
+    return op.emit(MASKED_ATTENTION, *heads, **(op.kwargs | vectors | slopes_of_rank(op)))
+
+
+def slopes_of_rank(op: Operation, num_ulysses: int | None = None) -> dict[str, Node]:
+    """The slopes of the heads that a rank has after exchanging heads among so many ranks."""
+    slopes: Value | None = op.kwargs.get("slopes")
+    if slopes is None:
+        return {}
+    count = op.num_ranks if num_ulysses is None else num_ulysses
+    per_rank, dim = slopes.shape[-1] // count, len(slopes.shape) - 1
+    whole = op.replicate(slopes, "a slope per head")
+    first = op.builder.rank % count * per_rank
+    with op.builder.role("slice", "the slopes of this rank's heads"):
+        return {"slopes": op.emit(aten.slice.Tensor, whole, dim, first, first + per_rank)}
 
 
 def _all_positions(tensor: Value) -> list[range]:
@@ -51,7 +63,8 @@ def masked_rows(op: Operation, cut: Shard) -> Node:
     }
     own = cut.pieces(op.builder.rank, op.num_ranks)
     density = mask_density(op).among(own, _all_positions(op.args[1]))
-    return op.emit(MASKED_ATTENTION, *op.args[:3], **(op.kwargs | vectors | {"density": density}))
+    changed = vectors | {"density": density} | slopes_of_rank(op, 1)
+    return op.emit(MASKED_ATTENTION, *op.args[:3], **(op.kwargs | changed))
 
 
 def ring_mask(op: Operation, schedule: RingSchedule, key_cut: Shard) -> dict[str, Any]:
@@ -74,6 +87,8 @@ def ring_mask(op: Operation, schedule: RingSchedule, key_cut: Shard) -> dict[str
         "query_vectors": queries,
         "key_vectors": keys,
         "densities": tile_densities(mask_density(op), schedule, cut, key_cut),
+        "softcap": op.kwargs.get("softcap", 0.0),
+        **slopes_of_rank(op, op.num_ranks // schedule.size),
     }
 
 
@@ -99,19 +114,6 @@ def tile_densities(
         queries = _rows(own, tile.query_start, schedule.query_rows)
         found.append(density.among(queries, _rows(keys, 0, tile.key_end)))
     return found
-
-
-def masked_work(
-    density: MaskDensity, schedule: RingSchedule, cut: Shard, key_cut: Shard
-) -> list[int]:
-    """Pairs that every rank of the ring computes for each head, as far as is known beforehand."""
-    work = []
-    for rank in range(schedule.size):
-        own = replace(schedule, rank=rank)
-        tiles = [own.tile(step) for step in range(schedule.size)]
-        parts = zip(tiles, tile_densities(density, own, cut, key_cut), strict=True)
-        work.append(round(sum(t.num_queries * t.key_end * d for t, d in parts if t is not None)))
-    return work
 
 
 def _rows(pieces: Sequence[range], start: int, end: int) -> list[range]:

@@ -24,6 +24,7 @@ from autosp.custom_gradients import is_custom_gradient
 from autosp.dynamic_sizes import where_of
 from autosp.errors import RandomnessError, VerificationError
 from autosp.events import Alternative, Finding
+from autosp.flex_attention import is_flex_attention
 from autosp.graph import (
     TAG_KEY,
     LocalTag,
@@ -241,7 +242,7 @@ class _Walk:
         operation = Operation(node, args, kwargs, self._builder, self._redistribute, self._decide)
         if is_custom_gradient(node.target):
             return custom_functions.emit(operation, self._shard_backward)
-        if not isinstance(node.target, torch._ops.OpOverload):
+        if not (isinstance(node.target, torch._ops.OpOverload) or is_flex_attention(node.target)):
             return self._state_change(node, args, kwargs)
         if self._context.mesh.sp > 1:
             _refuse_randomness(operation)
@@ -621,6 +622,7 @@ def _must_stay(node: Node) -> bool:
         and not isinstance(node.target, torch._ops.OpOverload)
         and node.target is not operator.getitem
         and not is_custom_gradient(node.target)
+        and not is_flex_attention(node.target)
     )
 
 

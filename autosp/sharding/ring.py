@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 import torch
 
 from autosp.events import Alternative
 from autosp.graph import CollectiveTag
-from autosp.placement import REPLICATE, BlockOrder, Shard, padding_of
+from autosp.placement import REPLICATE, Shard, padding_of
 from autosp.ring_schedule import RingSchedule
 from autosp.runtime.masked_attention import MASKED_ATTENTION
 from autosp.runtime.ring_attention import RING_ATTENTION
+from autosp.sharding.attention_figures import Work, ring_figures
 from autosp.sharding.attention_plan import HEAD_DIM, SEQUENCE_DIM, SitePlan
 from autosp.sharding.builder import Value
 from autosp.sharding.head_exchange import HeadExchange
 from autosp.sharding.kv_heads import one_head_per_rank
-from autosp.sharding.masked import mask_density, masked_rows, masked_work, ring_mask
+from autosp.sharding.masked import masked_rows, ring_mask
 from autosp.sharding.operation import NoRule, Operation
 
 aten = torch.ops.aten
@@ -67,7 +71,7 @@ def ring_attention(op: Operation, plan: SitePlan) -> Value:
     op.builder.amend(node, ring=tag)
     with op.builder.role("pack", "neighbouring ranks exchange heads back"):
         node = exchange.to_rows(node, cut.order)
-    _explain(op, plan, schedule, _balance(op, schedule, cut, key_cut))
+    _explain(op, plan, schedule, ring_figures(op, plan, schedule, cut, key_cut))
     return Value(node, cut, op.shape)
 
 
@@ -92,15 +96,11 @@ def _key_cut(op: Operation, key: Value) -> Shard:
     return Shard(SEQUENCE_DIM, length, pad=padding_of(length, op.num_ranks), label="seq")
 
 
-def _balance(op: Operation, schedule: RingSchedule, cut: Shard, key_cut: Shard) -> str:
-    if op.target is not MASKED_ATTENTION:
-        return balance_text(schedule.work_of_ranks())
-    work = masked_work(mask_density(op), schedule, cut, key_cut)
-    return f"{balance_text(work)}, at most: what the mask makes of data is seen when it runs"
-
-
-def _explain(op: Operation, plan: SitePlan, schedule: RingSchedule, balance: str) -> None:
+def _explain(
+    op: Operation, plan: SitePlan, schedule: RingSchedule, figures: Mapping[str, Any]
+) -> None:
     size = schedule.size
+    at_most = ", at most: what the mask makes of data is seen when it runs"
     skipped = [step for step in range(size) if schedule.tile(step) is None]
     steps = "; ".join(_step_text(schedule, step) for step in range(size))
     op.decide(
@@ -113,10 +113,11 @@ def _explain(op: Operation, plan: SitePlan, schedule: RingSchedule, balance: str
     op.decide(
         "analysis",
         "ring-work",
-        f"{schedule.order} order: {balance}",
+        f"{schedule.order} order: {balance_text(figures['work'])}"
+        f"{at_most if op.target is MASKED_ATTENTION else ''}",
         "pairs of a query and a key that each ring rank computes per head",
         rule="ring_schedule.num_scores",
-        alternatives=_other_order(op, schedule),
+        alternatives=_other_order(figures),
     )
     op.decide(
         "applied",
@@ -124,6 +125,7 @@ def _explain(op: Operation, plan: SitePlan, schedule: RingSchedule, balance: str
         _chosen(plan, op),
         plan.reason,
         rule="ring.ring_attention",
+        figures=figures,
         alternatives=plan.rejected,
     )
 
@@ -146,15 +148,15 @@ def _step_text(schedule: RingSchedule, step: int) -> str:
     return f"{where} {tile.num_queries}x{tile.key_end}{' causal' if tile.is_causal else ''}"
 
 
-def balance_text(work: list[int]) -> str:
+def balance_text(work: Work) -> str:
     """Work of every ring rank, and of the busiest against the mean."""
-    busiest = max(work) * len(work) / max(sum(work), 1)
-    return f"{', '.join(map(str, work))} (busiest {busiest:.2f} of the mean)"
+    totals = [sum(steps) for steps in work]
+    busiest = max(totals) * len(totals) / max(sum(totals), 1)
+    return f"{', '.join(map(str, totals))} (busiest {busiest:.2f} of the mean)"
 
 
-def _other_order(op: Operation, schedule: RingSchedule) -> tuple[Alternative, ...]:
-    if not schedule.is_causal or op.target is MASKED_ATTENTION:
+def _other_order(figures: Mapping[str, Any]) -> tuple[Alternative, ...]:
+    if "other_order" not in figures:
         return ()
-    other: BlockOrder = "contiguous" if schedule.order == "zigzag" else "zigzag"
-    cost = balance_text(schedule.in_order(other).work_of_ranks())
-    return (Alternative(f"{other} order", "the mask leaves ranks unequal work", cost),)
+    name, cost = f"{figures['other_order']} order", balance_text(figures["other_work"])
+    return (Alternative(name, "the mask leaves ranks unequal work", cost),)

@@ -197,7 +197,9 @@ def test_a_causal_ring_with_other_keys_is_refused():
 
 def test_attention_written_as_products_is_refused():
     def attention(model, q, k, v):
-        return torch.softmax(q @ k.transpose(-2, -1), -1) @ v
+        sinks = model.bias[:NUM_HEADS].view(1, -1, 1, 1).expand(q.shape[0], -1, q.shape[2], -1)
+        scores = torch.cat([q @ k.transpose(-2, -1), sinks], -1)
+        return torch.softmax(scores, -1)[..., :-1] @ v
 
     error = refusal(SmallModel(attention=attention))
     assert "written as matrix products" in str(error)
