@@ -59,8 +59,9 @@ comparisons = st.tuples(
 )
 trees = st.recursive(
     comparisons,
-    lambda inner: st.tuples(st.sampled_from(list(PAIRS)), inner, inner)
-    | st.tuples(st.just("not"), inner),
+    lambda inner: (
+        st.tuples(st.sampled_from(list(PAIRS)), inner, inner) | st.tuples(st.just("not"), inner)
+    ),
     max_leaves=4,
 )
 
