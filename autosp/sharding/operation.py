@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -71,6 +71,13 @@ class Operation:
         found: list[Value] = []
         map_aggregate((self.args, self.kwargs), lambda a: _collect(found, a))
         return iter(found)
+
+    def with_values(self, change: Callable[[Value], Any]) -> Operation:
+        """The operation with each placed input replaced by ``change`` of it."""
+        args, kwargs = map_aggregate(
+            (self.args, self.kwargs), lambda a: change(a) if isinstance(a, Value) else a
+        )
+        return replace(self, args=args, kwargs=kwargs)
 
     def sharded(self) -> tuple[Value, Shard]:
         """The first sharded input with its placement.

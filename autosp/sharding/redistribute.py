@@ -195,7 +195,11 @@ def _slice(builder: ProgramBuilder, value: Value, target: Shard, fill: int | Non
 def _start_and_wait(
     builder: ProgramBuilder, kind: str, source: Placement, target: Placement, node: Node
 ) -> Node:
-    """Emit the collective and its wait on the packed ``node``."""
+    """Emit the collective and its wait on the packed ``node``; complex numbers travel as pairs."""
+    if node.meta["val"].is_complex():
+        pairs = builder.emit(aten.view_as_real.default, node)
+        received = _start_and_wait(builder, kind, source, target, pairs)
+        return builder.emit(aten.view_as_complex.default, received)
     num_ranks, group = builder.num_ranks, builder.group_name
     call: tuple[Any, ...]
     tag = CollectiveTag(kind, "sp", num_ranks, str(source), str(target))  # type: ignore[arg-type]

@@ -180,6 +180,22 @@ def unbind(op: Operation) -> list[Value]:
     return op.results(op.same(), [placement] * len(op.outputs))
 
 
+def as_complex(op: Operation) -> Value:
+    """``[..., 2] -> [...]``: the pairs of the last dim as one number each."""
+    source: Value = op.args[0]
+    if isinstance(source.placement, Shard) and source.placement.dim == len(source.shape) - 1:
+        raise NoRule("pairs of the sharded dim as complex numbers")
+    local, node = source.local, source.node
+    if local.stride(-1) != 1 or any(step % 2 for step in local.stride()[:-1]):
+        node = op.emit(aten.contiguous.default, source)
+    return op.result(op.emit(op.target, node), source.placement)
+
+
+def as_real(op: Operation) -> Value:
+    """``[...] -> [..., 2]``: a complex number as a pair."""
+    return op.result(op.same(), op.args[0].placement)
+
+
 def concatenate(op: Operation) -> Value:
     return _join(op, stacked=False)
 
@@ -239,6 +255,8 @@ RULES: dict[Any, RuleOrFormula] = {
     aten.split_with_sizes.default: split,
     aten.chunk.default: split,
     aten.unbind.int: unbind,
+    aten.view_as_complex.default: as_complex,
+    aten.view_as_real.default: as_real,
     aten.cat.default: concatenate,
     aten.stack.default: stack,
 }
