@@ -36,6 +36,7 @@ from autosp.modes import restored_modes
 from autosp.placement import Shard
 from autosp.promises import drop_promises
 from autosp.runtime.gathered import GatheredOnUse, block_of
+from autosp.torch_refusals import KEEP_ALL_ROWS, hint_for
 from autosp.writes import (
     end_with_writes,
     leaves_stay_as_they_are,
@@ -283,11 +284,11 @@ def _refuse_unknown_shapes(program: GraphModule, sizes: DynamicSizes) -> None:
             if isinstance(value, torch.Tensor) and not all(
                 type(s) is int or sizes.keeps(s) for s in value.shape
             ):
+                line = source_location(node)
                 raise AutoSPError(
                     f"the shape of {node.target} depends on data",
                     where=where_of(node),
-                    hint="All shapes must be known when the program is compiled: use a mask "
-                    "(torch.where, masked_fill) instead of selecting rows",
+                    hint=hint_for(line.text if line else "", KEEP_ALL_ROWS),
                 )
 
 

@@ -205,7 +205,8 @@ def stack(op: Operation) -> Value:
 
 
 def _join(op: Operation, *, stacked: bool) -> Value:
-    parts: list[Value] = list(op.args[0])
+    # An empty vector joins anything: caches of keys and values begin as one.
+    parts: list[Value] = [part for part in op.args[0] if part.shape != (0,) or len(op.shape) == 1]
     dim = normalise_dim(op.argument(1, "dim", 0), len(op.shape))
     if not stacked and any(
         isinstance(p.placement, Shard) and p.placement.dim == dim for p in parts
