@@ -186,7 +186,7 @@ def shape_of(node: Node) -> tuple[int, ...]:
 
 def num_bytes(tensor: torch.Tensor) -> int:
     """Bytes of a tensor's elements, at the length that the program was traced with."""
-    return prod(examples(tensor.shape)) * tensor.element_size()
+    return prod(examples(tensor.shape)) * tensor.dtype.itemsize
 
 
 def node_bytes(node: Node) -> int:

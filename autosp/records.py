@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 
 import torch
 from torch.fx import GraphModule, Node
@@ -322,10 +323,15 @@ def _target_name(node: Node) -> str:
     if isinstance(given, GraphInput):
         return given.name
     if isinstance(node.target, torch._ops.OpOverload):
-        return str(node.target)
+        return _operator_name(node.target)
     if callable(node.target):
         return getattr(node.target, "__name__", str(node.target))
     return str(node.target)
+
+
+@lru_cache(maxsize=4096)
+def _operator_name(operator: torch._ops.OpOverload) -> str:
+    return str(operator)
 
 
 _DTYPE_NAMES: dict[torch.dtype, str] = {

@@ -43,7 +43,7 @@ def example(size: Any) -> int:
 
 def examples(shape: Iterable[Any]) -> tuple[int, ...]:
     """:func:`example` of every dim."""
-    return tuple(example(size) for size in shape)
+    return tuple([size if type(size) is int else example(size) for size in shape])
 
 
 def at_lengths(size: Any, lengths: Mapping[Any, int]) -> int:

@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import os
 import pickle
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
 from datetime import timedelta
+from multiprocessing.context import ForkServerContext, SpawnContext
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
@@ -24,6 +26,9 @@ from autosp.errors import AutoSPError, RankError
 TIMEOUT_S = 900.0
 POLL_S = 0.05
 COLLECTIVE_TIMEOUT = timedelta(minutes=5)
+
+PRELOADED = ["torch._dynamo", "autosp.verification"]
+"""What every rank imports: the server that ranks are forked from has it imported already."""
 
 OnEveryRank = Callable[[], Any]
 
@@ -43,7 +48,7 @@ def run_on_ranks(function: OnEveryRank, *, num_ranks: int, timeout_s: float = TI
         RankError: a rank raised an error (its first line), died, or the time is over.
     """
     with tempfile.TemporaryDirectory(prefix="autosp-verify-") as folder:
-        context = multiprocessing.get_context("spawn")
+        context = _context()
         processes = [
             context.Process(
                 target=_rank_main, args=(rank, num_ranks, folder, function), daemon=True
@@ -60,6 +65,19 @@ def run_on_ranks(function: OnEveryRank, *, num_ranks: int, timeout_s: float = TI
                     process.kill()
                 process.join()
         return _load(_result_file(Path(folder)))
+
+
+def _context() -> ForkServerContext | SpawnContext:
+    """Ranks are forked from a server that has imported torch once and done nothing with it.
+
+    A rank that imports torch by itself spends seconds on that. macOS has system libraries that
+    do not outlive a fork: there each rank starts afresh.
+    """
+    if sys.platform != "linux":
+        return multiprocessing.get_context("spawn")
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(PRELOADED)
+    return context
 
 
 def _wait(processes: Sequence[BaseProcess], folder: Path, deadline: float) -> None:

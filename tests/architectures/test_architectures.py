@@ -17,18 +17,21 @@ from tests.support.architectures import ARCHITECTURES, Architecture
 REPEATED = {
     "Ministral", "Phi-4", "GPT-J", "CodeGen", "MPT", "OLMo", "OLMo 3", "GLM", "StableLM",
     "Nemotron", "Persimmon", "EXAONE 4", "Helium", "Arcee", "ERNIE 4.5", "Seed-OSS", "Apertus",
-    "BioGPT", "XGLM", "OLMoE", "RoBERTa", "DistilBERT", "ELECTRA", "DINOv2", "CLIP vision",
+    "BioGPT", "XGLM", "Granite", "SmolLM3", "Cohere2", "Phi-3", "OLMoE", "RoBERTa",
+    "DistilBERT", "ELECTRA", "ALBERT", "DINOv2", "CLIP vision", "SigLIP vision",
 }  # fmt: skip
+SLOW = {"RecurrentGemma"}
+"""Unrolls a scan over the tokens."""
 JUDGED = [
     row
     for row in ARCHITECTURES
-    if row.name not in REPEATED or os.environ.get("AUTOSP_ALL_ARCHITECTURES")
+    if row.name not in REPEATED | SLOW or os.environ.get("AUTOSP_ALL_ARCHITECTURES")
 ]
 
 
 def test_enough_are_judged_to_stand_for_all() -> None:
-    assert {row.name for row in ARCHITECTURES} >= REPEATED
-    assert len(JUDGED) >= 45
+    assert {row.name for row in ARCHITECTURES} >= REPEATED | SLOW
+    assert len(JUDGED) >= 40
     assert sum(row.verdict == "pass" for row in JUDGED) >= 35
 
 

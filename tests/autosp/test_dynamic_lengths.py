@@ -20,7 +20,7 @@ from tests.support.dynamic_cases import BODIES, convolved, marked, sample_call, 
 from tests.support.gloo_cases import sample
 from tests.support.programs import SmallModel, tokens
 
-LENGTHS = (16, 17, 23, 32)
+LENGTHS = (16, 17, 23)
 
 
 @pytest.mark.parametrize(("name", "num_ranks"), [("llama", 4)])
@@ -37,7 +37,7 @@ def test_one_program_of_a_sample_is_right_at_every_length(name, num_ranks):
 
 @pytest.mark.parametrize("name", BODIES)
 def test_operators_along_the_sequence_are_right_at_every_length(name):
-    calls = [small_call(2, length) for length in (14, 12, 9)]
+    calls = [small_call(2, length) for length in (14, 9)]
     found = check_lengths(BODIES[name], calls, num_ranks=4)
     assert found.num_programs == 1
     assert [str(report.first_wrong) for report in found.reports if not report.ok] == []

@@ -12,8 +12,7 @@ from tests.support import dropout_cases
 from tests.support.gloo_cases import run_cases, verification
 
 TWO_RANKS = {
-    "min-cut": verification(dropout_cases.gpt, ranks=2, steps=3),
-    "default": verification(dropout_cases.gpt, ranks=2, partitioner="default"),
+    "three steps": verification(dropout_cases.gpt, ranks=2, steps=3),
     "inductor": verification(
         partial(dropout_cases.gpt, batch=1, length=9), ranks=2, inner="inductor"
     ),

@@ -45,14 +45,12 @@ def verify_sample(name, batch, length, dtype="float64", **options):
 
 RING = {"attention": "ring"}
 TWO_RANKS = {
-    "gpt": verify_sample("gpt", 1, 16, **RING),
     "llama float32": verify_sample("llama", 2, 13, "float32", **RING),
     "hf_llama, ten steps": verify_sample("hf_llama", 2, 13, **RING, steps=10, regulariser=1e-3),
     "inductor": verification(partial(small, batch=2, length=7), inner="inductor", **RING),
-    "default partitioner": verification(
-        partial(small, batch=1, length=9), partitioner="default", **RING
+    "checkpointed": verification(
+        partial(checkpointed, batch=2, length=9), partitioner="default", **RING
     ),
-    "checkpointed": verification(partial(checkpointed, batch=2, length=9), **RING),
 }
 ENTRIES = {
     "logits": partial(gloo_cases.logits_are_whole_when_read, **RING),
@@ -65,7 +63,6 @@ FOUR_RANKS = {
     "hybrid": verification(
         partial(small, batch=2, length=11), ranks=4, attention="hybrid", steps=10
     ),
-    "one kv head": verification(partial(small, batch=2, length=5, num_kv_heads=1), ranks=4, **RING),
     "a rank of padding whose block nobody needs": verification(
         partial(bidirectional, batch=2, length=5), ranks=4, **RING
     ),

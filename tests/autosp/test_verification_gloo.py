@@ -35,13 +35,10 @@ def sample_cases(names, shape, *, ranks, **options):
 
 
 TWO_RANKS = {
-    **sample_cases(("gpt", "hf_llama"), (1, 16, "float64"), ranks=2),
+    **sample_cases(("gpt",), (1, 16, "float64"), ranks=2),
     **sample_cases(("llama",), (2, 13, "float32"), ranks=2),
     **sample_cases(SAMPLES, (2, 13, "float64"), ranks=2, steps=10, regulariser=1e-3),
     "inductor": verification(partial(small, batch=2, length=7), ranks=2, inner="inductor"),
-    "default partitioner": verification(
-        partial(small, batch=1, length=9), ranks=2, partitioner="default"
-    ),
 }
 ENTRIES = {
     "two lengths": gloo_cases.backend_entry_at_two_lengths,
@@ -55,7 +52,6 @@ ENTRIES = {
     "parts of embeddings": gloo_cases.parts_of_embeddings_on_each_rank,
     "unfit parts": gloo_cases.parts_that_do_not_fit_together,
     "unknown part": gloo_cases.unknown_sharded_input,
-    "broken": gloo_cases.broken_program,
     "broken and read": gloo_cases.broken_program_that_reads,
 }
 FOUR_RANKS = {
@@ -99,7 +95,7 @@ def test_ten_steps_lead_to_the_same_parameters(two, four):
 def test_tolerances_are_those_of_the_precision(two):
     assert two["gpt 1x16 float64"].tolerance == 1e-12
     assert two["gpt 1x16 float64"].loss_tolerance == 1e-12
-    assert two["hf_llama 1x16 float64"].loss_tolerance == 1e-6
+    assert two["hf_llama 2x13 float64"].loss_tolerance == 1e-6
     assert two["llama 2x13 float32"].tolerance == 1e-5
 
 
@@ -151,13 +147,12 @@ def test_an_unknown_sharded_input_is_an_error(two):
     assert "ids, labels" in two["unknown part"]
 
 
-@pytest.mark.parametrize(("name", "pieces"), [("broken", 3), ("broken and read", 4)])
-def test_pieces_of_a_broken_program_hand_blocks_on_and_are_right(two, name, pieces):
-    found = two[name]
+def test_pieces_of_a_broken_program_hand_blocks_on_and_are_right(two):
+    found = two["broken and read"]
     assert found["loss"] < 1e-12
     assert found["gradients"] < 1e-12
     assert found["gathers"] == 0
-    assert found["pieces"] == pieces
+    assert found["pieces"] == 4
 
 
 def test_a_failing_rank_is_one_clear_line():

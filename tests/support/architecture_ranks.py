@@ -54,7 +54,7 @@ _ORDER = (
     "GPT-OSS",
 )
 """A third of the table, unlike ones first."""
-NUM_BY_DEFAULT = 6
+NUM_BY_DEFAULT = 4
 ON_TWO_RANKS = _ORDER if ALL_OF_THEM else _ORDER[:NUM_BY_DEFAULT]
 ON_FOUR_RANKS = (
     "Falcon, multi-query",

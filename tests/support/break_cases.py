@@ -145,13 +145,9 @@ class Wrapped(nn.Module):
 
 
 PROGRAMS: dict[str, Callable[[], nn.Module]] = {
-    "before": lambda: Stack(before=True),
-    "after": lambda: Stack(after=True),
-    "in the loop": lambda: Stack(nothing),
     "in the loop, read": lambda: Stack(reads),
     "print in the loop": lambda: Stack(prints),
     "nested": lambda: Stack(breaks_deeper),
-    "inside a layer": lambda: Stack(inside=True),
     "everywhere": lambda: Stack(reads, inside=True, before=True, after=True),
     "branch on data": Branching,
     "from nothing": FromNothing,

@@ -41,18 +41,12 @@ def checkpointed_llama() -> Subject:
 
 CHECKPOINTED: dict[str, Case] = {
     "llama": verification(checkpointed_llama, ranks=2, steps=3),
-    "llama, default partition": verification(checkpointed_llama, ranks=2, partitioner="default"),
-    "decoder": verification(partial(decoder, checkpointed, length=8), ranks=2),
-    "decoder, inductor": verification(
-        partial(decoder, checkpointed, length=9), ranks=2, inner="inductor"
-    ),
-    "nested": verification(partial(decoder, nested, length=9), ranks=2),
+    "nested": verification(partial(decoder, nested, length=9), ranks=2, partitioner="default"),
     "selective": verification(partial(decoder, selectively, length=9), ranks=2),
 }
 DROPPED: dict[str, Case] = {
-    "all of it": verification(partial(decoder, checkpointed, length=9, dropout=0.2), ranks=2),
-    "nested": verification(
-        partial(decoder, nested, length=9, dropout=0.2), ranks=2, partitioner="default"
+    "all of it": verification(
+        partial(decoder, checkpointed, length=9, dropout=0.2), ranks=2, partitioner="default"
     ),
     "a policy": verification(
         partial(decoder, selectively, length=9, dropout=0.2), ranks=2, inner="inductor"
@@ -126,16 +120,9 @@ def without_autocast() -> AbstractContextManager[Any]:
     return patch.object(torch, "autocast", disabled)
 
 
-def checkpointed_decoder(dtype: torch.dtype) -> Decoder:
-    return Decoder(checkpointed, dtype=dtype)
-
-
 AUTOCAST: dict[str, Case] = {
-    "region": under_autocast(PartlyInHalf, around=False),
     "region inside one around": under_autocast(PartlyInHalf, around=True),
-    "around": under_autocast(checkpointed_decoder, around=True),
     "around adapters": under_autocast(Adapted, around=True),
-    "around, inductor": under_autocast(Tied, around=True, inner="inductor"),
 }
 
 
@@ -184,5 +171,4 @@ WRITING: dict[str, Case] = {
     "CheckpointedStatistics": written_state(
         writing.CheckpointedStatistics, num_steps=3, reference=writing.RunningStatistics
     ),
-    "inductor": written_state(writing.RunningStatistics, num_steps=2, inner="inductor"),
 }

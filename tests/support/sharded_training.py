@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-import os
-import socket
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
-import torch.distributed as dist
-import torch.multiprocessing as multiprocessing
 from torch.fx import GraphModule, Interpreter, Node
 
 import autosp
 from autosp.compilation import compiled_step
 from autosp.graph import collective_kind, is_wait
 from autosp.inner import Compiled, Eager
+from autosp.verification_processes import run_on_ranks
 from tests.support.allocation_profile import AllocationPeak, measure_peak, unique_bytes
 from tests.support.peak_cases import PeakCase
 from tests.support.profiled_training import ProfiledTraining, predict_memory
@@ -94,32 +92,16 @@ class SettledEager(Eager):
 
 def compare_peaks(cases: Sequence[int], num_ranks: int, from_list: str) -> list[PeakComparison]:
     """Run cases (indices into a list of ``tests.support.sharded_cases``) on real ranks."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    context = multiprocessing.get_context("spawn")
-    results: Any = context.SimpleQueue()
-    multiprocessing.spawn(
-        _worker, (num_ranks, port, list(cases), from_list, results), nprocs=num_ranks
-    )
-    found: list[PeakComparison] = results.get()
+    run = partial(_compare_chosen, list(cases), num_ranks, from_list)
+    found: list[PeakComparison] = run_on_ranks(run, num_ranks=num_ranks)
     return found
 
 
-def _worker(
-    rank: int, num_ranks: int, port: int, cases: list[int], from_list: str, results: Any
-) -> None:
+def _compare_chosen(cases: list[int], num_ranks: int, from_list: str) -> list[PeakComparison]:
     from tests.support import sharded_cases
 
-    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo", rank=rank, world_size=num_ranks)
     chosen: Sequence[PeakCase] = getattr(sharded_cases, from_list)
-    found = [_compare(chosen[index], num_ranks) for index in cases]
-    if rank == 0:
-        results.put(found)
-    dist.barrier()
-    dist.destroy_process_group()
+    return [_compare(chosen[index], num_ranks) for index in cases]
 
 
 def _compare(case: PeakCase, num_ranks: int) -> PeakComparison:
