@@ -21,11 +21,10 @@ from autosp.oracle.check import (
     FILLS,
     Call,
     check_ranks,
-    compile_ranks,
     with_captured_calls,
-    with_keyed_randomness,
 )
 from autosp.oracle.compare import coarsest_tolerance
+from autosp.oracle.rank_programs import compile_ranks, with_keyed_randomness
 from autosp.oracle.report import OracleReport
 from autosp.passes import PROGRAM_PASSES
 from autosp.placement import Placement, Shard
