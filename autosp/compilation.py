@@ -41,7 +41,7 @@ from autosp.records import (
     snapshot_user_program,
 )
 from autosp.runtime.keyed_random import draw_keys
-from autosp.sharding.propagate import ShardedProgram
+from autosp.sharding.rank_program import ShardedProgram
 from autosp.verify import verify_program
 from autosp.writes import drop_unread_copies, keep_old_values
 

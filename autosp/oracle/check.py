@@ -27,7 +27,7 @@ from autosp.output_hooks import install_output_hooks
 from autosp.passes import PROGRAM_PASSES
 from autosp.pipeline import Pass
 from autosp.placement import Shard
-from autosp.sharding.propagate import ShardedProgram
+from autosp.sharding.rank_program import ShardedProgram
 
 FILLS = ("last", "first")
 

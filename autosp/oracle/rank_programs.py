@@ -18,7 +18,8 @@ from autosp.mesh import Mesh
 from autosp.passes.keyed_randomness import KeyedRandomness, random_keys
 from autosp.pipeline import Pass, PassContext
 from autosp.runtime.keyed_random import draw_keys
-from autosp.sharding.propagate import ShardedProgram, shard
+from autosp.sharding.propagate import shard
+from autosp.sharding.rank_program import ShardedProgram
 from autosp.sharding.redistribute import NUM_VALID_ROWS_KEY, fill_padding
 
 RANDOM_KEYS_SEED = 20240301

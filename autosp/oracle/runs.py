@@ -15,7 +15,7 @@ from autosp.graph import output_node
 from autosp.oracle.combine import combine_values
 from autosp.oracle.lockstep import RankValues, run_ranks, run_whole
 from autosp.placement import Shard
-from autosp.sharding.propagate import ShardedProgram
+from autosp.sharding.rank_program import ShardedProgram
 
 COTANGENT_SEED = 20240229
 """Seed of the random cotangents of programs that return no scalar loss."""

@@ -14,7 +14,7 @@ from autosp.oracle.compare import Difference, difference, largest
 from autosp.oracle.report import Quantity, WrongNode
 from autosp.oracle.runs import RankRun, Reference
 from autosp.placement import REPLICATE, Placement
-from autosp.sharding.propagate import LocalValue
+from autosp.sharding.rank_program import LocalValue
 
 
 @dataclass(slots=True)

@@ -69,3 +69,10 @@ def _own_rule(target: Any) -> RuleOrFormula | None:
     if pointwise.is_pointwise(target):
         return pointwise.pointwise
     return formula.composite if formula.is_composite(target) else None
+
+
+def rule_name(rule: Any) -> str:
+    """``linear_algebra.linear``: the module of the rule and its function."""
+    function = rule.args[0] if isinstance(rule, partial) else rule  # see rules.rule_for
+    function = getattr(function, "func", function)
+    return f"{function.__module__.rpartition('.')[2]}.{function.__name__}"
