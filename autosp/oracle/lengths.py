@@ -28,8 +28,8 @@ from autosp.oracle.rank_programs import compile_ranks, with_keyed_randomness
 from autosp.oracle.report import OracleReport
 from autosp.passes import PROGRAM_PASSES
 from autosp.placement import Placement, Shard
+from autosp.sharding.padding_rows import NUM_VALID_ROWS_KEY
 from autosp.sharding.rank_program import LocalValue, ShardedProgram
-from autosp.sharding.redistribute import NUM_VALID_ROWS_KEY
 from autosp.sizes import at_lengths
 
 Lengths = Mapping[Any, int]

@@ -18,9 +18,9 @@ from autosp.mesh import Mesh
 from autosp.passes.keyed_randomness import KeyedRandomness, random_keys
 from autosp.pipeline import Pass, PassContext
 from autosp.runtime.keyed_random import draw_keys
+from autosp.sharding.padding_rows import NUM_VALID_ROWS_KEY, fill_padding
 from autosp.sharding.propagate import shard
 from autosp.sharding.rank_program import ShardedProgram
-from autosp.sharding.redistribute import NUM_VALID_ROWS_KEY, fill_padding
 
 RANDOM_KEYS_SEED = 20240301
 """Seed of the keys of random operators."""

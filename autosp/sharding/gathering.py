@@ -12,8 +12,7 @@ from autosp.graph import module_path, source_location
 from autosp.pipeline import PassContext
 from autosp.placement import REPLICATE, Shard
 from autosp.sharding.builder import Value
-from autosp.sharding.operation import Operation
-from autosp.sharding.redistribute import CannotRedistribute
+from autosp.sharding.operation import CannotRedistribute, Operation
 from autosp.sizes import examples, same_size
 
 

@@ -21,6 +21,10 @@ class NoRule(Exception):
     """The rule has no sharded form for these placements: take the recorded all-gather path."""
 
 
+class CannotRedistribute(Exception):
+    """There is no direct way between two placements."""
+
+
 Redistribute = Callable[[Value, Placement, str, int | None], Value]
 Decide = Callable[..., None]
 

@@ -37,10 +37,10 @@ from autosp.sharding.custom_functions import Backward
 from autosp.sharding.gathering import cut_again, gathered, report_gathered
 from autosp.sharding.layout import with_users_layout
 from autosp.sharding.moves import Moves, is_whole
-from autosp.sharding.operation import NoRule, Operation
+from autosp.sharding.operation import CannotRedistribute, NoRule, Operation
 from autosp.sharding.randomness import refuse_randomness
 from autosp.sharding.rank_program import ShardedProgram, finished, places
-from autosp.sharding.redistribute import CannotRedistribute, redistribute
+from autosp.sharding.redistribute import redistribute
 from autosp.sharding.rules import rule_for, rule_name
 from autosp.sharding.seeds import (
     Seed,

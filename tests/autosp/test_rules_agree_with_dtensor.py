@@ -25,8 +25,8 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from autosp.mesh import Mesh
 from autosp.placement import REPLICATE, Partial, Shard, local_shape, shard_dim
 from autosp.sharding.builder import ProgramBuilder, Value
-from autosp.sharding.operation import NoRule, Operation
-from autosp.sharding.redistribute import CannotRedistribute, redistribute
+from autosp.sharding.operation import CannotRedistribute, NoRule, Operation
+from autosp.sharding.redistribute import redistribute
 from autosp.sharding.rules import rule_for
 
 aten = torch.ops.aten
