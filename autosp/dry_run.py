@@ -24,10 +24,8 @@ from autosp.attention_choice import AttentionChoice
 from autosp.capture import describe_inputs
 from autosp.compilation import (
     GRADIENT_CONVENTION,
-    RankCompilation,
     compiled_step,
     derive_graphs,
-    lower_to_rank,
     unprinted_graphs,
 )
 from autosp.cost.step import CompiledStep
@@ -41,6 +39,7 @@ from autosp.graph import WRAPPER_ATTRIBUTE
 from autosp.hardware import Device
 from autosp.loggers import quiet_loggers
 from autosp.loss_of import LossOfOutput
+from autosp.lowering import RankCompilation, lower_to_rank
 from autosp.mesh import Mesh
 from autosp.output_hooks import install_output_hooks
 from autosp.pipeline import PassContext, Progress
