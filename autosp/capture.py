@@ -24,7 +24,6 @@ from autosp.errors import AutoSPError, GraphBreakError
 from autosp.events import SourceLocation
 from autosp.graph import attribute_path, is_mutation, is_user_file, source_location
 from autosp.inlining import (
-    BOUNDARY,
     Found,
     Inlining,
     attach_backwards,
@@ -126,19 +125,12 @@ def capture(module: GraphModule, *, allow_breaks: bool = False) -> CapturedProgr
         _name_inputs(program, inputs)
         writes = end_with_writes(program, written)
         refuse_mutations(program)
-    _refuse_custom_functions(program, sizes)
     _tidy(program, fake_mode, sizes)
     for backward in attach_backwards(program, found.calls, fake_mode):
         _tidy(backward, fake_mode, sizes)
     return CapturedProgram(
         program, inputs, fake_mode, mutations, tuple(fakes), tuple(found.checkpoints), writes, sizes
     )
-
-
-def _refuse_custom_functions(program: GraphModule, sizes: DynamicSizes) -> None:
-    """Their backwards are traced at one length."""
-    for node in program.graph.find_nodes(op="call_function", target=BOUNDARY) if sizes else ():
-        raise sizes.refusal("a custom torch.autograd.Function serves one length", where_of(node))
 
 
 def _tidy(program: GraphModule, fake_mode: FakeTensorMode, sizes: DynamicSizes) -> None:

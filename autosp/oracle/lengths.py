@@ -16,6 +16,7 @@ from torch.fx.node import map_aggregate
 
 from autosp.attention_choice import AttentionChoice
 from autosp.capture import CapturedProgram
+from autosp.custom_gradients import is_custom_gradient
 from autosp.graph import TAG_KEY, local_tag
 from autosp.oracle.check import (
     FILLS,
@@ -137,7 +138,10 @@ def program_at(program: GraphModule, lengths: Lengths) -> GraphModule:
         if node.op == "call_function" and isinstance(node.meta.get("val"), torch.SymInt):
             continue
         args, kwargs = map_aggregate((node.args, node.kwargs), number)
-        copies[node] = graph.create_node(node.op, node.target, args, kwargs, name=node.name)
+        target = node.target
+        if is_custom_gradient(target):
+            target = replace(target, backward=program_at(target.backward, lengths))
+        copies[node] = graph.create_node(node.op, target, args, kwargs, name=node.name)
         copies[node].meta = _meta_at(node, lengths)
     return GraphModule(program, graph)
 

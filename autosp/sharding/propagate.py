@@ -95,6 +95,8 @@ class _Walk:
         """Why the value that is being made lies as it does."""
         self._gathered: set[Node] = set()
         """Nodes that took the all-gather path."""
+        if backward is not None:
+            backward.enter_sizes(self._builder)
         self._regions = LocalRegions.of(program.graph)
         # One rank holds everything: no seeds, so that every value stays whole.
         origins = self._find_origins() if context.mesh.sp > 1 and backward is None else None
@@ -205,7 +207,8 @@ class _Walk:
         if is_custom_gradient(node.target):
             return custom_functions.emit(operation, self._shard_backward)
         if not isinstance(node.target, torch._ops.OpOverload):
-            return self._state_change(node, args, kwargs)
+            # A switch of grad mode or autocast: copied, and executed for the nodes after it.
+            return self._builder.emit(node.target, *_nodes(args), **_nodes(kwargs))
         if self._context.mesh.sp > 1:
             refuse_randomness(operation)
         if self._regions.begin_or_go_on(operation, self._values):
@@ -242,10 +245,6 @@ class _Walk:
 
     def _lookup(self, argument: Any) -> Any:
         return self._values[argument] if isinstance(argument, Node) else argument
-
-    def _state_change(self, node: Node, args: Any, kwargs: Any) -> Node:
-        """A switch of grad mode or autocast: copied, and executed for the nodes after it."""
-        return self._builder.emit(node.target, *_nodes(args), **_nodes(kwargs))
 
     def _seeded(self, operation: Operation, seed: Seed) -> Operation:
         """Cut the indices of a lookup where the sequence begins."""

@@ -59,7 +59,6 @@ def places(
     values: Mapping[Node, Any],
     blocks: Mapping[Node, Sequence[Value]],
     builder: ProgramBuilder,
-    *,
     has_own_order: Callable[[Node], bool],
 ) -> tuple[dict[str, LocalValue], dict[str, tuple[LocalValue, ...]]]:
     """Where the values are in a finished program: each once, and where else.
