@@ -18,10 +18,12 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.fx import GraphModule, Node
 from torch.fx.node import map_aggregate
 
+from autosp.block_masks import drop_block_masks
 from autosp.checkpoint_regions import CheckpointRegion
 from autosp.dynamic_sizes import DynamicSizes, inline_sizes
 from autosp.errors import AutoSPError, GraphBreakError
 from autosp.events import SourceLocation
+from autosp.flex_attention import attach_flex_attention
 from autosp.graph import attribute_path, is_mutation, is_user_file, source_location
 from autosp.inlining import (
     Found,
@@ -106,6 +108,7 @@ def capture(module: GraphModule, *, allow_breaks: bool = False) -> CapturedProgr
     if sizes and allow_breaks:
         raise sizes.refusal("pieces of a broken program serve one length each", "")
     drop_promises(module)
+    drop_block_masks(module)
     check_nested(module)
     placeholders = [node for node in module.graph.nodes if node.op == "placeholder"]
     given = [node.meta["example_value"] for node in placeholders]
@@ -125,6 +128,7 @@ def capture(module: GraphModule, *, allow_breaks: bool = False) -> CapturedProgr
         _name_inputs(program, inputs)
         writes = end_with_writes(program, written)
         refuse_mutations(program)
+    attach_flex_attention(program, found.attentions)
     _tidy(program, fake_mode, sizes)
     for backward in attach_backwards(program, found.calls, fake_mode):
         _tidy(backward, fake_mode, sizes)

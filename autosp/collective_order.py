@@ -73,11 +73,21 @@ def collective_list(
 def _described(node: Node, group_name: str) -> str:
     sent = node.args[0] if node.args else None
     tensor = tensor_of(sent) if isinstance(sent, Node) else None
-    what = "" if tensor is None else f" of {tensor.dtype} {list(examples(tensor.shape))}"
+    what = ""
+    if tensor is not None:
+        sizes = list(examples(tensor.shape))
+        what = f" of {tensor.dtype} {[None, *sizes[1:]] if _sends_unequal(node) else sizes}"
     names = [a for a in (*node.args, *node.kwargs.values()) if isinstance(a, str)]
     group = "sp" if group_name in names else "another group"
     reduction = "".join(f", {name}" for name in names[:-1])
     return f"{collective_kind(node) or node.target}{what} over {group}{reduction}"
+
+
+def _sends_unequal(node: Node) -> bool:
+    """Whether an all-to-all sends more to some ranks than to others: then it need not send as
+    much from each."""
+    splits = [size for sizes in node.args[1:3] if isinstance(sizes, list) for size in sizes]
+    return len({size for size in splits if size}) > 1
 
 
 def check_same_collectives(lists: Sequence[Sequence[str]]) -> None:

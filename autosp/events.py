@@ -22,7 +22,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple, Protocol
 
 GraphName = Literal["program", "joint", "forward", "backward"]
 """``program`` is the forward graph as the user wrote it; the sharding pass turns it into
@@ -220,6 +220,8 @@ class Decision:
     rule: str = ""
     """Rule and where it lives, e.g. ``attention.ulysses (autosp/sharding/attention.py:40)``."""
     alternatives: tuple[Alternative, ...] = ()
+    figures: Mapping[str, Any] | None = None
+    """Numbers behind the words, for programs: what JSON can hold."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,6 +25,7 @@ from autosp.autocast_regions import AutocastInterpreter
 from autosp.checkpoint_regions import CHECKPOINT, CheckpointRegion, region_of
 from autosp.custom_gradients import CustomGradient
 from autosp.errors import AutoSPError
+from autosp.flex_attention import COUNTED_KEY, FLEX_ATTENTION, FlexAttention, stand_in
 from autosp.graph import REGION_KEY, is_mutation, source_location
 
 LIBRARY = torch.library.Library("autosp", "FRAGMENT")  # type: ignore[no-untyped-call]
@@ -77,6 +78,7 @@ class Found:
 
     checkpoints: list[CheckpointRegion] = field(default_factory=list)
     calls: list[FunctionCall] = field(default_factory=list)
+    attentions: list[FlexAttention] = field(default_factory=list)
 
 
 class Inlining(AutocastInterpreter):
@@ -92,8 +94,10 @@ class Inlining(AutocastInterpreter):
     ) -> None:
         super().__init__(module)
         self._found, self._region, self._in_function = found, region, in_function
+        self._node: Node
 
     def run_node(self, n: Node) -> Any:
+        self._node = n
         if self._region is not None:
             n.meta[REGION_KEY] = self._region.identity
         return super().run_node(n)
@@ -103,6 +107,9 @@ class Inlining(AutocastInterpreter):
             return self._run_inside(args[0], args[1:], region=self._entered(args[0]))
         if target is autograd_function_apply:
             return self._custom_function(*args, **kwargs)
+        if target is FLEX_ATTENTION:
+            is_counted = COUNTED_KEY in self._node.meta
+            return stand_in(self._found.attentions, where_of(self._node), is_counted, *args)
         if self._in_function and target is torch._C._set_grad_enabled:
             return None  # its inputs are detached: nothing in it has a history
         return super().call_function(target, args, kwargs)
@@ -234,7 +241,7 @@ def check_nested(module: GraphModule) -> None:
                     where=where_of(node),
                     hint="Let its forward return a new tensor",
                 )
-            understood = (CHECKPOINT, autograd_function_apply)
+            understood = (CHECKPOINT, autograd_function_apply, FLEX_ATTENTION)
             if isinstance(node.target, HigherOrderOperator) and node.target not in understood:
                 name = str(node.target)
                 raise AutoSPError(

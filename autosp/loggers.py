@@ -1,8 +1,9 @@
-"""``logger.warning_once`` in a forward, which transformers uses, is no graph break."""
+"""``logger.warning_once`` and ``warnings.warn`` in a forward are no graph breaks."""
 
 from __future__ import annotations
 
 import logging
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -10,10 +11,12 @@ import torch._dynamo
 
 
 def skip_warnings_once() -> None:
-    """Let dynamo skip ``logger.warning_once`` from now on, where transformers has defined it."""
-    method = getattr(logging.Logger, "warning_once", None)
-    if method is not None:
-        torch._dynamo.config.ignore_logging_functions.add(method)
+    """Let dynamo skip warnings from now on, and ``logger.warning_once``, which transformers adds.
+
+    Torch itself warns in ``create_block_mask``, with a function that dynamo cannot trace.
+    """
+    methods = (warnings.warn, getattr(logging.Logger, "warning_once", None))
+    torch._dynamo.config.ignore_logging_functions.update(m for m in methods if m is not None)
 
 
 @contextmanager

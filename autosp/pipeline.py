@@ -8,7 +8,7 @@ for observers (the recorder) and knows none of them.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields, is_dataclass
 from functools import partial
@@ -76,10 +76,11 @@ class PassContext:
         *,
         rule: str = "",
         alternatives: tuple[Alternative, ...] = (),
+        figures: Mapping[str, Any] | None = None,
     ) -> None:
         """Record a choice at the place where it is made."""
         decision = Decision(
-            self.current_pass, status, topic, node, chosen, reason, rule, alternatives
+            self.current_pass, status, topic, node, chosen, reason, rule, alternatives, figures
         )
         self.decisions.append(decision)
         self.recorder.record(decision)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
@@ -74,6 +75,10 @@ class ProgramView:
         placed = {
             name: (example_placement(v.placement), examples(v.shape)) for name, v in values.items()
         }
+        for node in user_program.graph.find_nodes(op="call_function", target=operator.getitem):
+            producer = node.args[0]
+            if isinstance(producer, Node) and node.name in placed:
+                placed.setdefault(producer.name, placed[node.name])
         locations = {n.name: _location(n) for n in user_program.graph.nodes}
         inputs = {
             n.name: tuple(i.name for i in n.all_input_nodes) for n in user_program.graph.nodes

@@ -26,7 +26,7 @@ from autosp.compilation import (
 )
 from autosp.deepspeed_engine import engine_mesh, install, is_engine
 from autosp.dynamic_sizes import trace_again_with_constant_numbers
-from autosp.dynamo import compiled_region
+from autosp.dynamo import compiled_region, teach_dynamo
 from autosp.errors import AutoSPError
 from autosp.events import Recorder, RunStarted, SilentRecorder
 from autosp.findings import check_compilation
@@ -252,6 +252,7 @@ def backend(
         )
     form = attention_choice(attention)
     skip_warnings_once()  # dynamo traces before it calls a backend
+    teach_dynamo()
     return Backend(
         join_mesh(mesh),
         inner=inner,

@@ -17,7 +17,7 @@ from autosp.compilation import recomputed_nodes
 from autosp.events import Finding, GraphName
 from autosp.graph import collective_kind, is_operator, local_tag, node_bytes, shape_of, tensor_of
 from autosp.runtime.ring_attention import RING_ATTENTION
-from autosp.sharding.attention_plan import ATTENTION, SEQUENCE_DIM
+from autosp.sharding.attention_plan import SEQUENCE_DIM, is_attention
 from autosp.sharding.seeds import attention_sites
 
 FEWEST_PER_SITE = 2
@@ -67,7 +67,7 @@ def _with_own_queries(subject: Subject) -> frozenset[str]:
     for node in subject.rank_graph.nodes:
         tag = local_tag(node)
         site = user_nodes.get(tag.origin) if tag is not None else None
-        if site is None or not is_operator(node, RING_ATTENTION, *ATTENTION):
+        if site is None or not (is_operator(node, RING_ATTENTION) or is_attention(node)):
             continue
         held, whole = node.args[0], site.args[0]
         assert isinstance(held, Node) and isinstance(whole, Node)

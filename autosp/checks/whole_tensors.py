@@ -121,8 +121,8 @@ def _square(subject: Subject, node: Node, tensor: torch.Tensor, length: int) -> 
         "error" if length >= LONG_SEQUENCE else "warning",
         f"{dtype_name(tensor.dtype)}{list(examples(tensor.shape))} grows with the square of the "
         f"sequence length ({size_text(node_bytes(node))} on every rank)",
-        "A mask that could not be proved causal, or attention written out by hand: use "
-        "scaled_dot_product_attention with is_causal=True",
+        "A mask that vectors do not say (`autosp-inspect decisions --topic mask` tells why), or "
+        "attention written out by hand: use scaled_dot_product_attention",
         cost_bytes=node_bytes(node),
     )
 

@@ -2,7 +2,8 @@
 
 ``U`` ranks exchange heads (Ulysses, arXiv:2309.14509) and ``R`` pass keys and values round a
 ring (arXiv:2310.01889); together they are all ``P = U R`` ranks. A rank holds ``b = S / P``
-tokens, padded. With ``h = max(Hkv, U)`` KV heads sent (fewer than one a rank cannot be):
+tokens, padded. With ``h`` KV heads sent, ``max(Hkv, U)`` where one divides the other and else
+those that each rank's query heads read (:mod:`autosp.head_map`), counted for every rank:
 
     exchange   4 B b (H D + h D_k/2 + h D_v/2) (U - 1) / U     q, k, v and the output, twice
     ring       (R - 1) B U b (h / U) (D_k + D_v)               for keys and values, twice, and
@@ -15,6 +16,8 @@ in the second every block passes every rank once.
 from __future__ import annotations
 
 from dataclasses import dataclass
+
+from autosp.head_map import HeadMap
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,9 +37,12 @@ class AttentionShape:
 
 
 def exchange_bytes(shape: AttentionShape, *, num_ulysses: int) -> int:
-    """Sent to exchange heads, forward and backward."""
+    """Sent to exchange heads, forward and backward: the mean over the ranks.
+
+    Ranks differ where their query heads read different numbers of KV heads.
+    """
     of_queries = shape.num_heads * shape.query_rows * (shape.key_size + shape.value_size)
-    kv_heads = max(shape.num_kv_heads, num_ulysses)
+    kv_heads = HeadMap(shape.num_heads, shape.num_kv_heads, num_ulysses).num_sent
     of_keys = kv_heads * shape.key_rows * (shape.key_size + shape.value_size)
     sent = shape.batch * (of_queries + of_keys) * (num_ulysses - 1) // num_ulysses
     return 2 * sent * shape.element_bytes

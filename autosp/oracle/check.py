@@ -11,6 +11,7 @@ from torch.fx import GraphModule
 
 from autosp.attention_choice import AttentionChoice
 from autosp.capture import CapturedProgram, capture
+from autosp.dynamo import teach_dynamo
 from autosp.errors import AutoSPError
 from autosp.loggers import quiet_loggers
 from autosp.oracle.compare import Difference, coarsest_tolerance, difference, largest
@@ -191,6 +192,7 @@ def with_captured_calls(
         return run
 
     install_output_hooks(module)
+    teach_dynamo()
     torch._dynamo.reset()
     compiled = torch.compile(module, backend=backend, fullgraph=True, dynamic=False)
     try:

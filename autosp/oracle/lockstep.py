@@ -17,6 +17,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from autosp.custom_gradients import is_custom_gradient, with_a_history
 from autosp.events import CollectiveKind
+from autosp.flex_attention import is_flex_attention
 from autosp.graph import collective_kind, is_wait, is_write, output_node
 from autosp.oracle.ring import ring_on_ranks
 from autosp.runtime.ring_attention import RING_ATTENTION
@@ -96,7 +97,7 @@ def _step(
         return _custom_gradient([node.target for node in nodes], [args for args, _ in arguments])
     if is_write(first):  # in place it would spoil what autograd keeps of the old value
         return [args[1].view_as(args[0]) for args, _ in arguments]
-    if not isinstance(first.target, torch._ops.OpOverload) and first.target is not operator.getitem:
+    if not _is_computation(first.target):
         # A switch of grad mode or autocast concerns the process: once, not once a rank.
         args, kwargs = arguments[0]
         return [_call(first, args, kwargs)] * len(nodes)
@@ -104,6 +105,11 @@ def _step(
         _distinct(_call(node, args, kwargs), (args, kwargs))
         for node, (args, kwargs) in zip(nodes, arguments, strict=True)
     ]
+
+
+def _is_computation(target: Any) -> bool:
+    is_plain = isinstance(target, torch._ops.OpOverload) or target is operator.getitem
+    return is_plain or is_flex_attention(target)
 
 
 def _custom_gradient(targets: Sequence[Any], arguments: Sequence[Any]) -> list[list[Any]]:

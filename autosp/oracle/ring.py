@@ -66,7 +66,7 @@ class _InLockStep(torch.autograd.Function):
         own = _grouped(operands, 3)
         results = ranks.converse(
             [
-                forward_dialogue(call.schedule, *tensors, scale=call.scale)
+                forward_dialogue(call.schedule, *tensors, scale=call.scale, mask=call.mask)
                 for call, tensors in zip(ranks.calls, own, strict=True)
             ]
         )
@@ -80,7 +80,9 @@ class _InLockStep(torch.autograd.Function):
         ranks: _Ranks = ctx.ranks
         saved = _grouped(ctx.saved_tensors, NUM_SAVED)
         dialogues = [
-            backward_dialogue(call.schedule, q, k, v, out, lse, cotangent, scale=call.scale)
+            backward_dialogue(
+                call.schedule, q, k, v, out, lse, cotangent, scale=call.scale, mask=call.mask
+            )
             for call, (q, k, v, out, lse), cotangent in zip(
                 ranks.calls, saved, cotangents, strict=True
             )

@@ -12,9 +12,10 @@ import torch
 from torch.fx import GraphModule, Node
 
 from autosp.events import Alternative
-from autosp.graph import num_bytes, shape_of, tensor_of
+from autosp.graph import is_operator, num_bytes, shape_of, tensor_of
 from autosp.pipeline import PassContext
 from autosp.sharding import mask as mask_analysis
+from autosp.sharding.attention_plan import ATTENTION
 from autosp.sharding.seeds import attention_sites
 from autosp.sizes import same_size
 
@@ -28,7 +29,7 @@ class DropCausalMasks:
 
     def run(self, program: GraphModule, context: PassContext) -> GraphModule:
         proofs: dict[Node, bool] = {}
-        for site in attention_sites(program.graph):
+        for site in filter(_takes_mask, attention_sites(program.graph)):
             mask = site.args[3] if len(site.args) > 3 else site.kwargs.get("attn_mask")
             if not isinstance(mask, Node):
                 _already_free(site, context)
@@ -37,9 +38,13 @@ class DropCausalMasks:
                 proofs[mask] = _square(site) and mask_analysis.is_causal(mask)
             if proofs[mask]:
                 _replace(site)
-            _explain(site, mask, proofs[mask], context)
+                _explain(site, mask, context)
         program.graph.eliminate_dead_code()
         return program
+
+
+def _takes_mask(site: Node) -> bool:
+    return is_operator(site, *ATTENTION)
 
 
 def _square(site: Node) -> bool:
@@ -68,29 +73,16 @@ def _already_free(site: Node, context: PassContext) -> None:
     )
 
 
-def _explain(site: Node, mask: Node, proved: bool, context: PassContext) -> None:
+def _explain(site: Node, mask: Node, context: PassContext) -> None:
     tensor = tensor_of(mask)
     size = 0 if tensor is None else num_bytes(tensor)
     cost = f"{size / 2**30:.2f} GiB on every rank"
-    meaning = mask_analysis.describe(mask)
-    if proved:
-        context.decide(
-            "applied",
-            "mask",
-            site.name,
-            "is_causal=True, mask removed",
-            f"proved: the mask is {meaning} over query q and key k",
-            rule="drop_causal_masks",
-            alternatives=(Alternative("keep the mask tensor", "S x S elements", cost),),
-        )
-        return
-    shape = list(shape_of(mask))
     context.decide(
-        "missed",
+        "applied",
         "mask",
         site.name,
-        f"the mask {shape} stays whole on every rank",
-        f"not proved causal: {meaning}",
+        "is_causal=True, mask removed",
+        f"proved: the mask is {mask_analysis.describe(mask)} over query q and key k",
         rule="drop_causal_masks",
-        alternatives=(Alternative("is_causal=True", f"the mask also depends on: {meaning}", cost),),
+        alternatives=(Alternative("keep the mask tensor", "S x S elements", cost),),
     )

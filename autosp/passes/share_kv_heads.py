@@ -15,7 +15,7 @@ from torch.fx import GraphModule, Node
 from autosp.events import Alternative
 from autosp.graph import is_operator, num_bytes, shape_of, tensor_of
 from autosp.pipeline import PassContext
-from autosp.sharding.attention_plan import HEAD_DIM
+from autosp.sharding.attention_plan import ATTENTION, HEAD_DIM
 from autosp.sharding.seeds import attention_sites
 from autosp.sizes import same_shape
 
@@ -47,7 +47,8 @@ class ShareKvHeads:
                 continue
             site.update_arg(1, shared[0])
             site.update_arg(2, shared[1])
-            site.kwargs = {**site.kwargs, "enable_gqa": True}
+            if is_operator(site, *ATTENTION):  # flex_attention has been told, or need not be
+                site.kwargs = {**site.kwargs, "enable_gqa": True}
             _explain(site, key, shared[0], context)
         program.graph.eliminate_dead_code()
         return program

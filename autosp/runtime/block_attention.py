@@ -9,7 +9,10 @@ is this block's part of the whole softmax, and its gradients simply add up (Dao 
 FlashAttention-2, arXiv:2307.08691, algorithm 2).
 
 Shapes: queries ``[B, H, Sq, D]``, keys ``[B, Hkv, Sk, D]``, values ``[B, Hkv, Sk, Dv]`` with
-``H`` a multiple of ``Hkv``, log-sum-exp ``[B, H, Sq]`` in float32 or float64.
+``H`` a multiple of ``Hkv``, log-sum-exp ``[B, H, Sq]`` in float32 or float64. ``allowed`` is
+boolean ``[B or 1, Sq, Sk]``: the pairs that count, all where it is not given. A query that
+meets no key that counts has an output of 0 and a log-sum-exp of minus infinity. A ``change`` of
+the scores (:mod:`autosp.runtime.score_change`) is taken by no fused kernel.
 """
 
 from __future__ import annotations
@@ -18,6 +21,8 @@ import math
 
 import torch
 from torch import Tensor
+
+from autosp.runtime.score_change import ScoreChange
 
 aten = torch.ops.aten
 
@@ -33,10 +38,17 @@ def wide_type(dtype: torch.dtype) -> torch.dtype:
 
 
 def attend(
-    query: Tensor, key: Tensor, value: Tensor, *, is_causal: bool, scale: float
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    *,
+    is_causal: bool,
+    scale: float,
+    allowed: Tensor | None = None,
+    change: ScoreChange | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Output, in the type of the query, and log-sum-exp. No row may be masked completely."""
-    match _kernel(query, value):
+    """Output, in the type of the query, and log-sum-exp."""
+    match _kernel(query, value, allowed, change):
         case "cpu":
             out, lse = aten._scaled_dot_product_flash_attention_for_cpu.default(
                 query, key, value, 0.0, is_causal, scale=scale
@@ -46,9 +58,11 @@ def attend(
                 query, key, value, 0.0, is_causal, False, scale=scale
             )[:2]
         case _:
-            scores = _scores(query, key, is_causal=is_causal, scale=scale)
+            scores, _ = _scores(
+                query, key, change, is_causal=is_causal, scale=scale, allowed=allowed
+            )
             lse = scores.logsumexp(-1)
-            weights = (scores - lse.unsqueeze(-1)).exp()
+            weights = _weights(scores, lse)
             out = (weights @ _wide_per_query_head(value, query)).to(query.dtype)
     return out, lse
 
@@ -63,9 +77,11 @@ def attend_backward(
     *,
     is_causal: bool,
     scale: float,
+    allowed: Tensor | None = None,
+    change: ScoreChange | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of the query, and this block's of its key and value."""
-    match _kernel(query, value):
+    match _kernel(query, value, allowed, change):
         case "cpu":
             gradients = aten._scaled_dot_product_flash_attention_for_cpu_backward.default(
                 cotangent, query, key, value, out, lse, 0.0, is_causal, scale=scale
@@ -75,15 +91,20 @@ def attend_backward(
                 cotangent, query, key, value, out, lse, is_causal=is_causal, scale=scale
             )
         case _:
+            scores, slope = _scores(
+                query, key, change, is_causal=is_causal, scale=scale, allowed=allowed
+            )
             gradients = _plain_backward(
-                cotangent, query, key, value, out, lse, is_causal=is_causal, scale=scale
+                cotangent, query, key, value, out, _weights(scores, lse), slope, scale=scale
             )
     return gradients[0], gradients[1], gradients[2]
 
 
-def _kernel(query: Tensor, value: Tensor) -> str:
+def _kernel(
+    query: Tensor, value: Tensor, allowed: Tensor | None, change: ScoreChange | None
+) -> str:
     """The fused kernel that takes these tensors; empty if none does."""
-    if query.shape[-1] != value.shape[-1]:
+    if allowed is not None or change is not None or query.shape[-1] != value.shape[-1]:
         return ""
     if query.device.type == "cpu" and query.dtype in _CPU_KERNEL_TYPES:
         return "cpu"
@@ -122,19 +143,19 @@ def _plain_backward(
     key: Tensor,
     value: Tensor,
     out: Tensor,
-    lse: Tensor,
+    weights: Tensor,
+    slope: Tensor | None,
     *,
-    is_causal: bool,
     scale: float,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    scores = _scores(query, key, is_causal=is_causal, scale=scale)
-    weights = (scores - lse.unsqueeze(-1)).exp()
-    wide = cotangent.to(scores.dtype)
-    delta = (wide * out.to(scores.dtype)).sum(-1, keepdim=True)
+    wide = cotangent.to(weights.dtype)
+    delta = (wide * out.to(weights.dtype)).sum(-1, keepdim=True)
     towards_weights = wide @ _wide_per_query_head(value, query).transpose(-2, -1)
     towards_scores = weights * (towards_weights - delta) * scale
+    if slope is not None:
+        towards_scores = towards_scores * slope
     of_query = towards_scores @ _wide_per_query_head(key, query)
-    of_key = towards_scores.transpose(-2, -1) @ query.to(scores.dtype)
+    of_key = towards_scores.transpose(-2, -1) @ query.to(weights.dtype)
     of_value = weights.transpose(-2, -1) @ wide
     return (
         of_query.to(query.dtype),
@@ -143,13 +164,33 @@ def _plain_backward(
     )
 
 
-def _scores(query: Tensor, key: Tensor, *, is_causal: bool, scale: float) -> Tensor:
+def _scores(
+    query: Tensor,
+    key: Tensor,
+    change: ScoreChange | None,
+    *,
+    is_causal: bool,
+    scale: float,
+    allowed: Tensor | None,
+) -> tuple[Tensor, Tensor | None]:
+    """Scores, and their derivative by the plain ones where that is not 1."""
     keys = _wide_per_query_head(key, query)
     scores = (query.to(keys.dtype) * scale) @ keys.transpose(-2, -1)
-    if not is_causal:
-        return scores
-    seen = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).tril()
-    return scores.masked_fill(seen.logical_not(), -math.inf)
+    slope = None
+    if change is not None:
+        scores, slope = change.apply(scores)
+    if is_causal:
+        allowed = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).tril()
+    elif allowed is not None:
+        allowed = allowed.unsqueeze(1)
+    if allowed is not None:
+        scores = scores.masked_fill(allowed.logical_not(), -math.inf)
+    return scores, slope
+
+
+def _weights(scores: Tensor, lse: Tensor) -> Tensor:
+    """Probabilities; zeros for a query without a key, whose log-sum-exp is minus infinity."""
+    return (scores - lse.masked_fill(lse == -math.inf, 0.0).unsqueeze(-1)).exp()
 
 
 def _wide_per_query_head(tensor: Tensor, query: Tensor) -> Tensor:

@@ -27,7 +27,9 @@ from torch import Tensor
 from autosp.graph import RING_BACKWARD_KEY, RING_KEY, functional, noted
 from autosp.ring_schedule import RingSchedule, Tile
 from autosp.runtime.block_attention import attend, attend_backward, wide_type
+from autosp.runtime.blockwise_attention import merge
 from autosp.runtime.keyed_random import LIBRARY
+from autosp.runtime.ring_mask import RingMask
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,24 +65,15 @@ class _Merged:
         self.pieces = list(before[:first])
         for index, piece in enumerate(before[first:]):
             own = slice(index * rows, (index + 1) * rows)
-            self.pieces.append(_merge(piece, out[:, :, own], lse[:, :, own]))
+            part = out[:, :, own], lse[:, :, own]
+            self.pieces.append(
+                (part[0].to(lse.dtype), part[1]) if piece is None else merge(piece, *part)
+            )
 
     def result(self) -> tuple[Tensor, Tensor]:
         pieces = [piece for piece in self.pieces if piece is not None]
         outs, lses = zip(*pieces, strict=True)
         return _joined(outs), _joined(lses)
-
-
-def _merge(before: tuple[Tensor, Tensor] | None, out: Tensor, lse: Tensor) -> tuple[Tensor, Tensor]:
-    """Both outputs weighted by their shares of the sum of exponentials."""
-    out = out.to(lse.dtype)
-    if before is None:
-        return out, lse
-    out_before, lse_before = before
-    total = torch.logaddexp(lse_before, lse)
-    share_before = (lse_before - total).exp().unsqueeze(-1)
-    share = (lse - total).exp().unsqueeze(-1)
-    return out_before * share_before + out * share, total
 
 
 def _joined(parts: Sequence[Tensor]) -> Tensor:
@@ -100,7 +93,13 @@ def _unpacked(block: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor
 
 
 def forward_dialogue(
-    schedule: RingSchedule, query: Tensor, key: Tensor, value: Tensor, *, scale: float
+    schedule: RingSchedule,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    *,
+    scale: float,
+    mask: RingMask | None = None,
 ) -> Dialogue:
     """Output, in the type of the query, and log-sum-exp over all keys."""
     merged = _Merged(schedule)
@@ -118,7 +117,11 @@ def forward_dialogue(
                     keys[:, :, : tile.key_end],
                     values[:, :, : tile.key_end],
                 )
-                merged.add(tile, *attend(*own, is_causal=tile.is_causal, scale=scale))
+                if mask is None:
+                    part = attend(*own, is_causal=tile.is_causal, scale=scale)
+                else:
+                    part = mask.attend(schedule, step, own, scale=scale)
+                merged.add(tile, *part)
         if handle is not None:
             block = yield Wait(handle, _note(schedule, step + 1, "keys and values arrive"))
     out, lse = merged.result()
@@ -136,6 +139,7 @@ def backward_dialogue(
     cotangent: Tensor,
     *,
     scale: float,
+    mask: RingMask | None = None,
 ) -> Dialogue:
     """Gradients of the rank's queries, keys and values."""
     of_query = _QueryGradient(schedule)
@@ -151,16 +155,19 @@ def backward_dialogue(
             keys, values = (key, value) if step == 0 else _unpacked(block, key, value)
             with noted(_tile_note(schedule, step, tile), key=RING_BACKWARD_KEY):
                 rows = slice(tile.query_start, None)
-                towards_query, towards_key, towards_value = attend_backward(
+                operands = (
                     cotangent[:, :, rows],
                     query[:, :, rows],
                     keys[:, :, : tile.key_end],
                     values[:, :, : tile.key_end],
                     out[:, :, rows],
                     lse[:, :, rows],
-                    is_causal=tile.is_causal,
-                    scale=scale,
                 )
+                if mask is None:
+                    gradients = attend_backward(*operands, is_causal=tile.is_causal, scale=scale)
+                else:
+                    gradients = mask.attend_backward(schedule, step, operands, scale=scale)
+                towards_query, towards_key, towards_value = gradients
                 of_query.add(tile, towards_query)
                 part = _packed(_all_rows(towards_key, schedule), _all_rows(towards_value, schedule))
         if step == 0:
@@ -279,29 +286,26 @@ class Hop:
 class _OnGroup(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        scale: float,
-        schedule: RingSchedule,
-        hop: Hop,
+        ctx: Any, query: Tensor, key: Tensor, value: Tensor, call: Any, hop: Hop, *vectors: Tensor
     ) -> Tensor:
-        out, lse = hop.converse(
-            forward_dialogue(schedule, query, key, value, scale=scale), RING_KEY
+        dialogue = forward_dialogue(
+            call.schedule, query, key, value, scale=call.scale, mask=call.mask_of(vectors)
         )
-        ctx.save_for_backward(query, key, value, out, lse)
-        ctx.details = (schedule, hop, scale)
+        out, lse = hop.converse(dialogue, RING_KEY)
+        ctx.save_for_backward(query, key, value, out, lse, *vectors)
+        ctx.details = (call, hop)
         return out
 
     @staticmethod
     def backward(ctx: Any, *cotangents: Tensor) -> Any:
-        schedule, hop, scale = ctx.details
-        query, key, value, out, lse = ctx.saved_tensors
+        call, hop = ctx.details
+        query, key, value, out, lse, *vectors = ctx.saved_tensors
         dialogue = backward_dialogue(
-            schedule, query, key, value, out, lse, cotangents[0], scale=scale
-        )
-        return (*hop.converse(dialogue, RING_BACKWARD_KEY), None, None, None)
+            call.schedule, query, key, value, out, lse, cotangents[0],
+            scale=call.scale, mask=call.mask_of(vectors),
+        )  # fmt: skip
+        gradients = hop.converse(dialogue, RING_BACKWARD_KEY)
+        return (*gradients, None, None, *(None for _ in vectors))
 
 
 @dataclass(frozen=True, slots=True)
@@ -313,6 +317,11 @@ class RingCall:
     value: Tensor
     schedule: RingSchedule
     scale: float
+    mask: RingMask | None = None
+
+    def mask_of(self, vectors: Sequence[Tensor]) -> RingMask | None:
+        """The mask, its vectors being these: what autograd hands to a function, or saved."""
+        return None if self.mask is None else self.mask.with_tensors(vectors)
 
     @staticmethod
     def of(
@@ -321,11 +330,17 @@ class RingCall:
         value: Tensor,
         is_causal: bool,
         *,
-        scale: float | None,
+        scale: float | None = None,
         key_length: int,
         order: Any,
         ring_rank: int,
         ring_size: int,
+        predicate: str | None = None,
+        query_vectors: Sequence[Tensor] | None = None,
+        key_vectors: Sequence[Tensor] | None = None,
+        densities: Sequence[float] | None = None,
+        softcap: float = 0.0,
+        slopes: Tensor | None = None,
     ) -> RingCall:
         device = query.device.type
         if torch.is_autocast_enabled(device):
@@ -335,7 +350,11 @@ class RingCall:
             ring_rank, ring_size, query.shape[2], key.shape[2], key_length, is_causal, order
         )
         scale = 1.0 / math.sqrt(query.shape[-1]) if scale is None else scale
-        return RingCall(query, key, value, schedule, scale)
+        mask = None
+        if predicate is not None:
+            vectors = (tuple(query_vectors or ()), tuple(key_vectors or ()))
+            mask = RingMask(predicate, *vectors, tuple(densities or ()), softcap, slopes)
+        return RingCall(query, key, value, schedule, scale, mask)
 
 
 def _ring_attention(
@@ -344,38 +363,28 @@ def _ring_attention(
     value: Tensor,
     is_causal: bool,
     *,
-    scale: float | None = None,
-    key_length: int,
-    order: str,
-    ring_rank: int,
-    ring_size: int,
     receiver: int,
     sender: int,
     num_ranks: int,
     group_name: str,
+    **options: Any,
 ) -> Tensor:
-    call = RingCall.of(
-        query,
-        key,
-        value,
-        is_causal,
-        scale=scale,
-        key_length=key_length,
-        order=order,
-        ring_rank=ring_rank,
-        ring_size=ring_size,
-    )
+    call = RingCall.of(query, key, value, is_causal, **options)
     hop = Hop(receiver, sender, num_ranks, group_name)
-    arguments = (call.query, call.key, call.value, call.scale, call.schedule, hop)
+    vectors = () if call.mask is None else call.mask.tensors
     with torch.amp.autocast(query.device.type, enabled=False):
-        result: Tensor = _OnGroup.apply(*arguments)  # type: ignore[no-untyped-call]
+        result: Tensor = _OnGroup.apply(  # type: ignore[no-untyped-call]
+            call.query, call.key, call.value, call, hop, *vectors
+        )
     return result
 
 
 LIBRARY.define(  # type: ignore[no-untyped-call]
     "ring_attention(Tensor query, Tensor key, Tensor value, bool is_causal, *, "
     "float? scale=None, int key_length, str order, int ring_rank, int ring_size, int receiver, "
-    "int sender, int num_ranks, str group_name) -> Tensor"
+    "int sender, int num_ranks, str group_name, str? predicate=None, "
+    "Tensor[]? query_vectors=None, Tensor[]? key_vectors=None, float[]? densities=None, "
+    "float softcap=0.0, Tensor? slopes=None) -> Tensor"
 )
 LIBRARY.impl("ring_attention", _ring_attention, "CompositeImplicitAutograd")  # type: ignore[no-untyped-call]
 

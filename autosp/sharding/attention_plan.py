@@ -17,17 +17,29 @@ from autosp.attention_choice import AttentionChoice
 from autosp.cost.attention_traffic import AttentionShape, exchange_bytes, ring_bytes
 from autosp.errors import AutoSPError, HeadCountError, ShardingError
 from autosp.events import Alternative
+from autosp.flex_attention import is_flex_attention
 from autosp.graph import is_operator, shape_of, source_location, tensor_of
+from autosp.head_map import HeadMap
 from autosp.placement import BlockOrder, padding_of
 from autosp.runtime import keyed_random
 from autosp.runtime.block_attention import wide_type
+from autosp.runtime.masked_attention import MASKED_ATTENTION
 from autosp.sizes import examples, is_symbolic
 
 aten = torch.ops.aten
 
-ATTENTION = (aten.scaled_dot_product_attention.default, keyed_random.ATTENTION)
+ATTENTION = (
+    aten.scaled_dot_product_attention.default,
+    keyed_random.ATTENTION,
+    MASKED_ATTENTION,
+)
 HEAD_DIM, SEQUENCE_DIM = 1, 2
 """Dims of ``[batch, heads, sequence, head size]``."""
+
+
+def is_attention(node: Node) -> bool:
+    """Whether a node is an attention, ``flex_attention`` among them."""
+    return is_operator(node, *ATTENTION) or is_flex_attention(node.target)
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +76,7 @@ def form_name(num_ulysses: int, num_ring: int) -> str:
 
 def plan_attention(graph: Graph, choice: AttentionChoice, num_ranks: int) -> AttentionPlan:
     """Choose a form for every attention of the user's program."""
-    sites = [node for node in graph.nodes if is_operator(node, *ATTENTION)]
+    sites = [node for node in graph.nodes if is_attention(node)]
     plans = {
         site: plan for site in sites if (plan := plan_site(site, choice, num_ranks)) is not None
     }
@@ -72,25 +84,24 @@ def plan_attention(graph: Graph, choice: AttentionChoice, num_ranks: int) -> Att
     return AttentionPlan(plans, choice, "zigzag" if is_zigzag else "contiguous")
 
 
-def legal_sp_degrees(num_heads: int, num_kv_heads: int) -> list[int]:
-    """SP degrees that Ulysses can use with these numbers of heads."""
-    return [
-        degree
-        for degree in range(1, num_heads + 1)
-        if num_heads % degree == 0 and (num_kv_heads % degree == 0 or degree % num_kv_heads == 0)
-    ]
+def legal_sp_degrees(num_heads: int) -> list[int]:
+    """SP degrees that Ulysses can use with this number of query heads."""
+    return [degree for degree in range(1, num_heads + 1) if num_heads % degree == 0]
 
 
 def is_causal(site: Node) -> bool:
-    return bool(_argument(site, 5, "is_causal", False))
+    return is_operator(site, *ATTENTION) and bool(_argument(site, 5, "is_causal", False))
 
 
 def plan_site(site: Node, choice: AttentionChoice, num_ranks: int) -> SitePlan | None:
     """The form of one attention; None if it is not [batch, heads, sequence, head size]."""
+    mask = _argument(site, 3, "attn_mask", None)
     if any(len(shape_of(_operand(site, index))) != 4 for index in range(3)):
         return None
+    if isinstance(mask, Node) and len(shape_of(mask)) > 4:
+        return None
     obstacle = ring_obstacle(site)
-    fits = num_ranks in legal_sp_degrees(*_head_counts(site))
+    fits = num_ranks in legal_sp_degrees(_head_counts(site)[0])
     if choice == "ulysses" or (choice == "auto" and (fits or obstacle)):
         return _ulysses(site, choice, num_ranks, fits, obstacle)
     forms = [form for form in _forms(site, num_ranks) if _is_wanted(form, choice)]
@@ -136,8 +147,10 @@ def _ulysses(
 
 def _forms(site: Node, num_ranks: int) -> Iterator[tuple[int, int]]:
     """All splits of the ranks with a ring, the pure ring first."""
-    for degree in legal_sp_degrees(*_head_counts(site)):
-        if degree < num_ranks and num_ranks % degree == 0:
+    num_heads, num_kv_heads = _head_counts(site)
+    for degree in legal_sp_degrees(num_heads):
+        is_even = HeadMap(num_heads, num_kv_heads, degree).is_even
+        if degree < num_ranks and num_ranks % degree == 0 and is_even:
             yield degree, num_ranks // degree
 
 
@@ -148,10 +161,12 @@ def _is_wanted(form: tuple[int, int], choice: AttentionChoice) -> bool:
 def ring_obstacle(site: Node) -> str:
     """Why this attention cannot run in a ring; empty if it can."""
     query, key = shape_of(_operand(site, 0)), shape_of(_operand(site, 1))
+    if is_flex_attention(site.target):
+        return "a ring does not run the score_mod and mask_mod of flex_attention"
     if any(map(is_symbolic, (*query, *key))):
         return "a ring serves one length, and a size of the inputs stays dynamic"
     if isinstance(_argument(site, 3, "attn_mask", None), Node):
-        return "a ring takes causal and bidirectional attention, not a mask tensor"
+        return "a ring takes masks that vectors of the sequence say, and this mask is none"
     if _argument(site, 4, "dropout_p", 0.0):
         return "a ring does not drop probabilities"
     if is_causal(site) and query[SEQUENCE_DIM] != key[SEQUENCE_DIM]:
@@ -165,8 +180,8 @@ def _refused(site: Node, choice: AttentionChoice, num_ranks: int, obstacle: str)
         error = ShardingError(
             f"--attention {choice}: {obstacle}",
             where=_where(site),
-            hint="Use --attention ulysses, or auto, or scaled_dot_product_attention with "
-            "is_causal=True and neither a mask nor dropout",
+            hint="Use --attention ulysses, or auto; `autosp-inspect decisions --topic mask` says "
+            "what keeps a mask from being said by vectors",
         )
     else:
         error = ShardingError(
@@ -182,7 +197,7 @@ def _unfit_heads(
     site: Node, choice: AttentionChoice, num_ranks: int, obstacle: str
 ) -> HeadCountError:
     num_heads, num_kv_heads = _head_counts(site)
-    legal = ", ".join(map(str, legal_sp_degrees(num_heads, num_kv_heads)))
+    legal = ", ".join(map(str, legal_sp_degrees(num_heads)))
     other = "--attention ring takes any degree" if not obstacle else f"No ring instead: {obstacle}"
     return HeadCountError(
         f"SP degree {num_ranks} does not fit attention with {num_heads} query heads and "
@@ -193,8 +208,7 @@ def _unfit_heads(
 
 
 def _why_not_ulysses(site: Node, num_ranks: int) -> str:
-    num_heads, num_kv_heads = _head_counts(site)
-    return f"{num_heads} query and {num_kv_heads} KV heads cannot be dealt out to {num_ranks} ranks"
+    return f"{_head_counts(site)[0]} query heads cannot be dealt out to {num_ranks} ranks"
 
 
 def _bytes(site: Node, num_ulysses: int, num_ring: int) -> int:

@@ -22,9 +22,13 @@ def embedding(op: Operation) -> Value:
     """``table[indices]``: the result is cut like the indices; the table stays whole.
 
     This is where sharding usually begins: the walk hands sharded indices to the lookups
-    that it found behind the attention sites.
+    that it found behind the attention sites. Of a table with a column per head (a learned bias
+    of relative positions) a rank may read its own columns.
     """
     table, indices = op.args[:2]
+    columns = table.placement
+    if isinstance(columns, Shard) and columns.dim == 1 and indices.placement == REPLICATE:
+        return op.result(op.same(), columns.on_dim(len(op.shape) - 1))
     if not isinstance(indices.placement, Shard):
         raise NoRule("lookup in a sharded table, or of indices that are not sharded")
     if table.placement != REPLICATE:

@@ -30,6 +30,8 @@ def block_inputs(node: Node, dim: int) -> dict[Node, int] | None:
         return _broadcast(node, dim) or None
     if node.target in POSITIONS:
         return _random(node, dim)
+    if node.target is aten.embedding.default:
+        return _looked_up(node, dim)
     source = node.args[0] if node.args else None
     if node.target in (aten.cat.default, aten.concat.default):
         return _concatenated(node, dim)
@@ -65,6 +67,15 @@ def _concatenated(node: Node, dim: int) -> dict[Node, int] | None:
     if not isinstance(joined, int) or normalise_dim(joined, len(shape_of(node))) == dim:
         return None
     return dict.fromkeys(node.all_input_nodes, dim)
+
+
+def _looked_up(node: Node, dim: int) -> dict[Node, int] | None:
+    """Some rows come from some indices, some columns from columns of the table."""
+    table, indices, *options = node.args
+    assert isinstance(table, Node) and isinstance(indices, Node)
+    if any(options[1:]) or node.kwargs.get("scale_grad_by_freq") or node.kwargs.get("sparse"):
+        return None
+    return {table: 1} if dim == len(shape_of(indices)) else {indices: dim}
 
 
 def _before_view(node: Node, source: Node, dim: int) -> int | None:

@@ -349,6 +349,18 @@ def _add(sign: int) -> Callable[[MaskAnalysis, Node], Meaning]:
     return meaning
 
 
+def _scaled(analysis: MaskAnalysis, node: Node) -> Meaning:
+    """By a number."""
+    left, right = analysis.operand(node, 0), analysis.operand(node, 1)
+    if not isinstance(left, Affine) or not isinstance(right, Affine):
+        raise _Unknown
+    if left.coefficients:
+        left, right = right, left
+    if left.coefficients:
+        raise _Unknown
+    return right.scaled(left.constant)
+
+
 def _index(analysis: MaskAnalysis, node: Node) -> Meaning:
     """``x[i, j, ...]`` with one affine index per dim of ``x``."""
     source, indices = node.args[0], node.args[1]
@@ -498,6 +510,10 @@ MEANINGS: dict[Any, MeaningRule] = {
     aten.slice.Tensor: _slice,
     aten.add.Tensor: _add(1),
     aten.sub.Tensor: _add(-1),
+    aten.add.Scalar: _add(1),
+    aten.sub.Scalar: _add(-1),
+    aten.mul.Tensor: _scaled,
+    aten.mul.Scalar: _scaled,
     aten.index.Tensor: _index,
     aten.diff.default: _diff,
     aten.cumsum.default: _cumsum,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -111,9 +111,17 @@ class Operation:
         *,
         rule: str = "",
         alternatives: tuple[Alternative, ...] = (),
+        figures: Mapping[str, Any] | None = None,
     ) -> None:
         self._decide(
-            status, topic, self.node.name, chosen, reason, rule=rule, alternatives=alternatives
+            status,
+            topic,
+            self.node.name,
+            chosen,
+            reason,
+            rule=rule,
+            alternatives=alternatives,
+            figures=figures,
         )
 
     def emit(self, target: Any, *args: Any, **kwargs: Any) -> Node:

@@ -20,6 +20,7 @@ from autosp.capture import GraphInput
 from autosp.custom_gradients import is_custom_gradient
 from autosp.dynamic_sizes import where_of
 from autosp.errors import VerificationError
+from autosp.flex_attention import is_flex_attention
 from autosp.graph import (
     TAG_KEY,
     LocalTag,
@@ -206,7 +207,7 @@ class _Walk:
         operation = Operation(node, args, kwargs, self._builder, self._redistribute, self._decide)
         if is_custom_gradient(node.target):
             return custom_functions.emit(operation, self._shard_backward)
-        if not isinstance(node.target, torch._ops.OpOverload):
+        if not (isinstance(node.target, torch._ops.OpOverload) or is_flex_attention(node.target)):
             # A switch of grad mode or autocast: copied, and executed for the nodes after it.
             return self._builder.emit(node.target, *_nodes(args), **_nodes(kwargs))
         if self._context.mesh.sp > 1:

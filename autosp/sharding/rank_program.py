@@ -13,6 +13,7 @@ from torch.fx import Graph, GraphModule, Node
 from torch.fx._lazy_graph_module import _make_graph_module
 
 from autosp.custom_gradients import is_custom_gradient
+from autosp.flex_attention import is_flex_attention
 from autosp.graph import is_write
 from autosp.placement import Placement
 from autosp.sharding.builder import ProgramBuilder, Value
@@ -95,4 +96,5 @@ def _must_stay(node: Node) -> bool:
         and not isinstance(node.target, torch._ops.OpOverload)
         and node.target is not operator.getitem
         and not is_custom_gradient(node.target)
+        and not is_flex_attention(node.target)
     )

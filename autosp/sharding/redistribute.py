@@ -233,14 +233,14 @@ def _all_to_all(builder: ProgramBuilder, value: Value, source: Shard, target: Sh
     with builder.role("unpack"):
         sizes = local_sizes(received)
         local_rest = sizes[2:]
-        gathered = _merge_blocks(builder, received, 0, source, value.shape[source.dim])
+        gathered = merge_blocks(builder, received, 0, source, value.shape[source.dim])
         # [source.dim, rest...] back to the order of the tensor
         order = list(range(1, len(local_rest) + 1))
         order.insert(source.dim, 0)
         return builder.emit(aten.permute.default, gathered, order)
 
 
-def _merge_blocks(
+def merge_blocks(
     builder: ProgramBuilder,
     node: Node,
     dim: int,
@@ -302,7 +302,7 @@ def zigzag_order(builder: ProgramBuilder, node: Node, dim: int, num_ranks: int) 
 def _merge_rows_first(
     builder: ProgramBuilder, node: Node, dim: int, cut: Shard, inner: int
 ) -> Node:
-    """:func:`_merge_blocks` where the length decides how many padding rows there are.
+    """:func:`merge_blocks` where the length decides how many padding rows there are.
 
     They are cut off the outermost dim: only there it does not depend on their number how the
     rest lies in memory, which torch asks for.
@@ -331,7 +331,7 @@ def _all_gather(builder: ProgramBuilder, value: Value, source: Shard) -> Node:
         node = builder.emit(aten.reshape.default, node, [1, *sizes])
     node = _start_and_wait(builder, "all_gather", source, REPLICATE, node)
     with builder.role("unpack"):
-        node = _merge_blocks(builder, node, source.dim, source, value.shape[source.dim])
+        node = merge_blocks(builder, node, source.dim, source, value.shape[source.dim])
         return builder.emit(aten.to.dtype, node, torch.bool) if is_bool else node
 
 

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 import torch
 
 from autosp.events import Alternative
 from autosp.graph import CollectiveTag
-from autosp.placement import REPLICATE, BlockOrder, Shard, padding_of
+from autosp.placement import REPLICATE, Shard, padding_of
 from autosp.ring_schedule import RingSchedule
+from autosp.runtime.masked_attention import MASKED_ATTENTION
 from autosp.runtime.ring_attention import RING_ATTENTION
+from autosp.sharding.attention_figures import Work, ring_figures
 from autosp.sharding.attention_plan import HEAD_DIM, SEQUENCE_DIM, SitePlan
 from autosp.sharding.builder import Value
 from autosp.sharding.head_exchange import HeadExchange
 from autosp.sharding.kv_heads import one_head_per_rank
+from autosp.sharding.masked import masked_rows, ring_mask
 from autosp.sharding.operation import NoRule, Operation
 
 aten = torch.ops.aten
@@ -44,6 +50,7 @@ def ring_attention(op: Operation, plan: SitePlan) -> Value:
     schedule = RingSchedule(
         place, plan.num_ring, sizes[0], sizes[1], key_cut.atom, is_causal, key_cut.order
     )
+    mask = ring_mask(op, schedule, key_cut) if op.target is MASKED_ATTENTION else {}
     node = op.emit(
         RING_ATTENTION,
         *on_heads,
@@ -57,13 +64,14 @@ def ring_attention(op: Operation, plan: SitePlan) -> Value:
         sender=(op.builder.rank - stride) % op.num_ranks,
         num_ranks=op.num_ranks,
         group_name=op.builder.group_name,
+        **mask,
     )
     axis = "ring" if plan.num_ulysses > 1 else "sp"
     tag = CollectiveTag("send_recv", axis, plan.num_ring, str(key_cut), "the next rank's")
     op.builder.amend(node, ring=tag)
     with op.builder.role("pack", "neighbouring ranks exchange heads back"):
         node = exchange.to_rows(node, cut.order)
-    _explain(op, plan, schedule)
+    _explain(op, plan, schedule, ring_figures(op, plan, schedule, cut, key_cut))
     return Value(node, cut, op.shape)
 
 
@@ -76,7 +84,8 @@ def _with_whole_keys(op: Operation, cut: Shard) -> Value:
         "keys and values are whole on every rank",
         rule="ring.ring_attention",
     )
-    return op.result(op.same(), cut)
+    node = masked_rows(op, cut) if op.target is MASKED_ATTENTION else op.same()
+    return op.result(node, cut)
 
 
 def _key_cut(op: Operation, key: Value) -> Shard:
@@ -87,8 +96,11 @@ def _key_cut(op: Operation, key: Value) -> Shard:
     return Shard(SEQUENCE_DIM, length, pad=padding_of(length, op.num_ranks), label="seq")
 
 
-def _explain(op: Operation, plan: SitePlan, schedule: RingSchedule) -> None:
+def _explain(
+    op: Operation, plan: SitePlan, schedule: RingSchedule, figures: Mapping[str, Any]
+) -> None:
     size = schedule.size
+    at_most = ", at most: what the mask makes of data is seen when it runs"
     skipped = [step for step in range(size) if schedule.tile(step) is None]
     steps = "; ".join(_step_text(schedule, step) for step in range(size))
     op.decide(
@@ -101,10 +113,11 @@ def _explain(op: Operation, plan: SitePlan, schedule: RingSchedule) -> None:
     op.decide(
         "analysis",
         "ring-work",
-        f"{schedule.order} order: {balance_text(schedule)}",
+        f"{schedule.order} order: {balance_text(figures['work'])}"
+        f"{at_most if op.target is MASKED_ATTENTION else ''}",
         "pairs of a query and a key that each ring rank computes per head",
         rule="ring_schedule.num_scores",
-        alternatives=_other_order(schedule),
+        alternatives=_other_order(figures),
     )
     op.decide(
         "applied",
@@ -112,6 +125,7 @@ def _explain(op: Operation, plan: SitePlan, schedule: RingSchedule) -> None:
         _chosen(plan, op),
         plan.reason,
         rule="ring.ring_attention",
+        figures=figures,
         alternatives=plan.rejected,
     )
 
@@ -134,16 +148,15 @@ def _step_text(schedule: RingSchedule, step: int) -> str:
     return f"{where} {tile.num_queries}x{tile.key_end}{' causal' if tile.is_causal else ''}"
 
 
-def balance_text(schedule: RingSchedule) -> str:
+def balance_text(work: Work) -> str:
     """Work of every ring rank, and of the busiest against the mean."""
-    work = schedule.work_of_ranks()
-    busiest = max(work) * len(work) / sum(work)
-    return f"{', '.join(map(str, work))} (busiest {busiest:.2f} of the mean)"
+    totals = [sum(steps) for steps in work]
+    busiest = max(totals) * len(totals) / max(sum(totals), 1)
+    return f"{', '.join(map(str, totals))} (busiest {busiest:.2f} of the mean)"
 
 
-def _other_order(schedule: RingSchedule) -> tuple[Alternative, ...]:
-    if not schedule.is_causal:
+def _other_order(figures: Mapping[str, Any]) -> tuple[Alternative, ...]:
+    if "other_order" not in figures:
         return ()
-    other: BlockOrder = "contiguous" if schedule.order == "zigzag" else "zigzag"
-    cost = balance_text(schedule.in_order(other))
-    return (Alternative(f"{other} order", "the mask leaves ranks unequal work", cost),)
+    name, cost = f"{figures['other_order']} order", balance_text(figures["other_work"])
+    return (Alternative(name, "the mask leaves ranks unequal work", cost),)

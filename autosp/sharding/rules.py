@@ -9,6 +9,7 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
+from autosp.flex_attention import is_flex_attention
 from autosp.sharding import (
     along_dim,
     attention,
@@ -66,6 +67,8 @@ def rule_for(target: Any) -> Rule | None:
 def _own_rule(target: Any) -> RuleOrFormula | None:
     if target in RULES:
         return RULES[target]
+    if is_flex_attention(target):
+        return attention.flex_attention
     if pointwise.is_pointwise(target):
         return pointwise.pointwise
     return formula.composite if formula.is_composite(target) else None

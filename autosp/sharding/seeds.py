@@ -18,8 +18,9 @@ from autosp.capture import GraphInput
 from autosp.errors import ShardingError
 from autosp.graph import is_operator, shape_of
 from autosp.placement import BlockOrder, Shard, padding_of
-from autosp.sharding.attention_plan import ATTENTION, SEQUENCE_DIM
+from autosp.sharding.attention_plan import is_attention
 from autosp.sharding.handwritten import handwritten_scores
+from autosp.sharding.operation import normalise_dim
 from autosp.sharding.trace_dim import TracedDim, sources_of_dim
 
 aten = torch.ops.aten
@@ -68,7 +69,7 @@ class SequenceOrigins:
 
 
 def attention_sites(graph: Graph) -> list[Node]:
-    return [node for node in graph.nodes if is_operator(node, *ATTENTION)]
+    return [node for node in graph.nodes if is_attention(node)]
 
 
 def has_attention(graph: Graph) -> bool:
@@ -121,8 +122,7 @@ def find_origins(graph: Graph) -> SequenceOrigins:
 
 def _query_dims(graph: Graph) -> list[tuple[Node, TracedDim]]:
     """Queries of all attention sites, with the dim that is the sequence."""
-    sites = attention_sites(graph)
-    queries = [(site.args[0], SEQUENCE_DIM) for site in sites]
+    queries = [(site.args[0], -2) for site in attention_sites(graph)]
     queries += [(scores.query, scores.query_dim) for scores in handwritten_scores(graph)]
     if not queries:
         raise ShardingError(
@@ -136,6 +136,7 @@ def _query_dims(graph: Graph) -> list[tuple[Node, TracedDim]]:
         assert isinstance(query, Node)
         shape = shape_of(query)
         if len(shape) > dim:
+            dim = normalise_dim(dim, len(shape))
             found.append((query, TracedDim(dim, shape[dim])))
     return found
 

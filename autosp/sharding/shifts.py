@@ -214,7 +214,7 @@ def join_cut(op: Operation, parts: list[Value], dim: int) -> Value:
     joined: Node | None = None
     offset = 0
     for part in parts:
-        if part.shape[dim] == 0 or len(part.shape) != len(op.shape):
+        if len(part.shape) != len(op.shape) or part.shape[dim] == 0:
             continue
         rows = _rows_of_part(op, part, dim, offset, block)
         if rows.meta["val"].dtype != op.output.dtype:

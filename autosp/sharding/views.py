@@ -208,6 +208,9 @@ def _join(op: Operation, *, stacked: bool) -> Value:
     # An empty vector joins anything: caches of keys and values begin as one.
     parts: list[Value] = [part for part in op.args[0] if part.shape != (0,) or len(op.shape) == 1]
     dim = normalise_dim(op.argument(1, "dim", 0), len(op.shape))
+    filled = [part for part in parts if 0 not in part.shape]
+    if not stacked and len(filled) == 1 and filled[0].dtype == op.output.dtype:
+        return op.result(filled[0].node, filled[0].placement)  # an empty cache before it
     if not stacked and any(
         isinstance(p.placement, Shard) and p.placement.dim == dim for p in parts
     ):

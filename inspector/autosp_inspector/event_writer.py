@@ -87,7 +87,7 @@ class EventWriter:
         for kind, of_kind in by_kind.items():
             statement, to_row = tables[kind]
             self._connection.executemany(statement, map(to_row, of_kind))
-        self._write_alternatives(by_kind.get(Decision, []))
+        self._write_details(by_kind.get(Decision, []))
 
     def _tables(self) -> dict[type, tuple[str, Callable[[Any], Row]]]:
         """Statement and row of each kind of event; a later estimate replaces an earlier."""
@@ -101,7 +101,7 @@ class EventWriter:
             EstimateSummary: (_insert("estimate", 21), self._estimate_row),
         }
 
-    def _write_alternatives(self, decisions: Sequence[Decision]) -> None:
+    def _write_details(self, decisions: Sequence[Decision]) -> None:
         first_id = self._num_decisions - len(decisions) + 1
         self._connection.executemany(
             _insert("alternative", 5),
@@ -109,6 +109,14 @@ class EventWriter:
                 (first_id + offset, slot, *map(storable, (option.name, option.reason, option.cost)))
                 for offset, decision in enumerate(decisions)
                 for slot, option in enumerate(decision.alternatives)
+            ],
+        )
+        self._connection.executemany(
+            _insert("figures", 2),
+            [
+                (first_id + offset, self._interning.text(json.dumps(decision.figures)))
+                for offset, decision in enumerate(decisions)
+                if decision.figures is not None
             ],
         )
 

@@ -165,6 +165,55 @@ class CollectiveRow:
 
 
 @dataclass(frozen=True, slots=True)
+class AttentionRow:
+    node: str
+    module: str
+    chosen: str
+    reason: str
+    form: str
+    """``Ulysses``, ``ring`` or ``Ulysses 2 x ring 4``."""
+    mask: str
+    """``causal``, ``none``, ``a tensor``, or a predicate over vectors."""
+    num_ulysses: int
+    num_ring: int
+    ring_rank: int
+    """The place in the ring of the rank that wrote the trace."""
+    num_heads: int
+    num_kv_heads: int
+    heads_per_rank: int
+    query_length: int
+    key_length: int
+    pairs_of_a_block: int
+    """Pairs of a query and a key in a tile of which the mask leaves all."""
+    work: tuple[tuple[int, ...], ...]
+    """Pairs that are computed for one head: of each ring rank, at each step."""
+    tokens: tuple[int, ...]
+    """Queries of each ring rank, without padding."""
+    kept_bytes: int
+    """On a rank, for the backward: queries, keys, values, output and log-sum-exp."""
+    in_flight_bytes: int
+    """On a rank: the block it computes with and the one that arrives."""
+    order: str = ""
+    """How tokens are dealt out to a ring: ``zigzag`` or ``contiguous``."""
+    other_order: str = ""
+    other_work: tuple[tuple[int, ...], ...] = ()
+    """``work`` in the other order; empty where the order changes nothing."""
+    other_tokens: tuple[int, ...] = ()
+    piece: int | None = None
+    """Number of the piece it is in; None: the program is in one piece."""
+
+    @property
+    def num_skipped(self) -> int:
+        """Tiles of the rank's own row that it does not compute."""
+        return sum(pairs == 0 for pairs in self.work[self.row])
+
+    @property
+    def row(self) -> int:
+        """Index into ``work`` of the rank that wrote the trace."""
+        return min(self.ring_rank, len(self.work) - 1)
+
+
+@dataclass(frozen=True, slots=True)
 class FindingRow:
     code: str
     severity: str

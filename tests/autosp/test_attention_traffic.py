@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 import torch
 
 from autosp.cost.attention_traffic import AttentionShape, exchange_bytes, ring_bytes
 from autosp.graph import collective_kind
+from autosp.mesh import Mesh
 from tests.support.dry_runs import dry_run, request_for
 
 LENGTH, HEAD_SIZE = 32, 4
 
 ULYSSES = [(8, 8, 2), (8, 8, 8), (8, 4, 4), (8, 2, 4), (8, 1, 8), (12, 4, 4), (12, 3, 12)]
+UNEVEN = [(12, 3, 2, 0), (12, 2, 3, 0), (12, 2, 3, 1), (24, 8, 12, 1)]
+"""Query heads, KV heads that some ranks share and others do not, ranks, and the rank."""
 RING = [(8, 8, 2), (8, 2, 4), (4, 1, 8), (4, 4, 8), (3, 3, 2), (5, 1, 4)]
 HYBRID = [(4, 4, 8, 4), (4, 2, 8, 2), (2, 2, 4, 2), (6, 2, 4, 2), (6, 3, 9, 3)]
 """Query heads, KV heads, ranks, and ranks that exchange heads."""
@@ -38,13 +42,13 @@ class OneAttention(torch.nn.Module):
         return y.square().mean()
 
 
-def sent_bytes(heads, kv_heads, ranks, attention):
+def sent_bytes(heads, kv_heads, ranks, attention, rank=0):
     """Kind of collective -> bytes that leave a rank, forward and backward, of q, k, v and y."""
     model = request_for(
         lambda: OneAttention(heads, kv_heads), sp=ranks, seq=LENGTH, attention=attention
     )
     found: Counter[str] = Counter()
-    graphs = dry_run(model).compilation.graphs
+    graphs = dry_run(replace(model, mesh=Mesh(sp=ranks, rank=rank))).compilation.graphs
     for module in (graphs.forward, graphs.backward):
         for node in module.graph.nodes:
             kind = collective_kind(node)
@@ -52,7 +56,6 @@ def sent_bytes(heads, kv_heads, ranks, attention):
                 continue
             packed = node.args[0].meta["val"]
             row = packed.numel() // packed.shape[0] * packed.element_size()
-            rank = 0
             found[kind] += sum(row * n for to, n in enumerate(node.args[2]) if to != rank)
     return found
 
@@ -86,6 +89,20 @@ def test_ulysses_sends_the_least(heads, kv_heads, ranks):
     least = 2 * 4 * least_exchange(heads, kv_heads, ranks, rows)
     assert sent_bytes(heads, kv_heads, ranks, "ulysses") == {"all_to_all": least}
     assert exchange_bytes(shape(heads, kv_heads, ranks), num_ulysses=ranks) == least
+
+
+@pytest.mark.parametrize(("heads", "kv_heads", "ranks", "rank"), UNEVEN)
+def test_ulysses_sends_each_rank_the_kv_heads_that_its_queries_read(heads, kv_heads, ranks, rank):
+    rows = -(-LENGTH // ranks)
+    needed = [heads_needed(heads, kv_heads, ranks, other) for other in range(ranks)]
+    queries = (ranks - 1) * heads // ranks * rows
+    given = (sum(needed) - needed[rank]) * rows
+    received = (ranks - 1) * needed[rank] * rows
+    least = 4 * HEAD_SIZE * (4 * queries + 2 * given + 2 * received)
+    assert sent_bytes(heads, kv_heads, ranks, "ulysses", rank) == {"all_to_all": least}
+    all_ranks = 2 * HEAD_SIZE * (ranks * queries + (ranks - 1) * sum(needed) * rows)
+    mean = 2 * 4 * (all_ranks // ranks)
+    assert exchange_bytes(shape(heads, kv_heads, ranks), num_ulysses=ranks) == mean
 
 
 @pytest.mark.parametrize(("heads", "kv_heads", "ranks"), RING)

@@ -20,9 +20,9 @@ ROOT = Path(__file__).resolve().parents[2]
 class OneLayer(torch.nn.Module):
     """Embedding, attention over ``heads`` with a mask or without, projection, loss."""
 
-    def __init__(self, *, window: int | None = None, checkpointed: bool = False) -> None:
+    def __init__(self, *, biased: bool = False, checkpointed: bool = False) -> None:
         super().__init__()
-        self.window = window
+        self.biased = biased
         self.checkpointed = checkpointed
         self.table = torch.nn.Embedding(16, 32)
         self.out = torch.nn.Linear(32, 16)
@@ -31,10 +31,10 @@ class OneLayer(torch.nn.Module):
         batch, length, width = x.shape
         heads = x.view(batch, length, 4, width // 4).transpose(1, 2)
         mask = None
-        if self.window is not None:
+        if self.biased:
             rows = torch.arange(length)[:, None]
             columns = torch.arange(length)[None, :]
-            mask = (columns <= rows) & (rows - columns < self.window)
+            mask = -(rows - columns).abs().to(x.dtype)
         mixed = torch.nn.functional.scaled_dot_product_attention(
             heads, heads, heads, attn_mask=mask, is_causal=mask is None
         )
@@ -58,10 +58,10 @@ def test_a_plain_causal_model_has_no_findings() -> None:
     assert codes(OneLayer()) == {}
 
 
-def test_a_sliding_window_mask_stays_and_is_reported() -> None:
-    assert codes(OneLayer(window=8)) == {}
-    assert codes(OneLayer(window=8), seq=1024)["square-tensor"] == "warning"
-    assert codes(OneLayer(window=8), seq=16_384)["square-tensor"] == "error"
+def test_a_bias_for_each_pair_stays_and_is_reported() -> None:
+    assert codes(OneLayer(biased=True)) == {}
+    assert codes(OneLayer(biased=True), seq=1024)["square-tensor"] == "warning"
+    assert codes(OneLayer(biased=True), seq=16_384)["square-tensor"] == "error"
 
 
 @pytest.mark.parametrize("sp", [1, 2])
@@ -75,7 +75,7 @@ def test_a_vocabulary_longer_than_the_sequence_makes_no_square_tensor(
             self.out = torch.nn.Linear(32, vocabulary)
 
     assert codes(Wordy(), seq=1024, sp=sp) == {}
-    assert codes(Wordy(window=8), seq=1024, sp=sp) == {"square-tensor": "warning"}
+    assert codes(Wordy(biased=True), seq=1024, sp=sp) == {"square-tensor": "warning"}
 
 
 def test_weights_as_wide_as_the_sequence_is_long_are_not_square_tensors() -> None:

@@ -7,6 +7,11 @@ import torch
 import torch.nn.functional as F
 
 from autosp.errors import ShardingError
+from autosp.graph import is_operator
+from autosp.mesh import Mesh
+from autosp.oracle.check import with_captured
+from autosp.passes import PROGRAM_PASSES
+from autosp.pipeline import PassContext
 from tests.support.programs import (
     NUM_HEADS,
     VOCABULARY,
@@ -16,6 +21,8 @@ from tests.support.programs import (
     prove,
     tokens,
 )
+
+aten = torch.ops.aten
 
 
 def causal(length):
@@ -50,12 +57,87 @@ def heads_flattened_into_the_batch(model, q, k, v):
     return mixed.view(batch, heads, length, size)
 
 
+AS_WRITTEN = tuple(item for item in PROGRAM_PASSES if item.name != "recognise-attention")
+
+
 @pytest.mark.parametrize(
     "attention",
     [plain, soft_capped_with_a_bias_per_head, with_sinks, heads_flattened_into_the_batch],
 )
 def test_handwritten_attention_runs_on_head_shards(attention):
-    assert_right(SmallModel(attention=attention))
+    assert_right(SmallModel(attention=attention), passes=AS_WRITTEN)
+
+
+def soft_capped(model, q, k, v):
+    scores = 2.0 * torch.tanh(q @ k.transpose(2, 3) * 0.7 / 2.0)
+    return (scores + causal(q.shape[2]).log()).softmax(-1).matmul(v)
+
+
+def as_transformers_writes_it(model, q, k, v):
+    batch, heads, length, size = k.shape
+    k, v = (
+        t[:, :, None].expand(batch, heads, 3, length, size).reshape(batch, -1, length, size)
+        for t in (k, v)
+    )
+    least = torch.full((length, length), torch.finfo(q.dtype).min, dtype=q.dtype).triu(1)
+    scores = torch.matmul(q, k.transpose(2, 3)) * 0.3 + least[None, None]
+    probabilities = F.softmax(scores, dim=-1, dtype=q.dtype).to(q.dtype)
+    return torch.matmul(F.dropout(probabilities, 0.0, training=True), v)
+
+
+def folded_and_selected(model, q, k, v):
+    scores = torch.bmm(q.flatten(0, 1), k.flatten(0, 1).transpose(1, 2)) / 2
+    scores = torch.where(causal(q.shape[2]), scores, float("-inf"))
+    return scores.softmax(-1).bmm(v.flatten(0, 1)).view(q.shape)
+
+
+@pytest.mark.parametrize("choice", ["ulysses", "ring"])
+@pytest.mark.parametrize("attention", [soft_capped, as_transformers_writes_it, folded_and_selected])
+def test_recognised_attention_takes_every_form(attention, choice):
+    grouped = {"num_kv_heads": 4} if attention is as_transformers_writes_it else {}
+    model = SmallModel(attention=attention, **grouped)
+    assert_right(model, cases=((2, 5, 3),), attention=choice)
+    assert not any(is_operator(node, aten.softmax.int) for node in after_passes(model))
+
+
+def after_passes(model):
+    found = []
+
+    def use(captured, _):
+        program = captured.program
+        for item in PROGRAM_PASSES:
+            program = item.run(program, PassContext(Mesh(sp=3)))
+        found.extend(program.graph.nodes)
+
+    with_captured(model, tokens(1, 6), {}, use)
+    return found
+
+
+def probabilities_used_twice(model, q, k, v):
+    probabilities = plain_probabilities(q, k)
+    return probabilities @ v + probabilities.sum(-1, keepdim=True)
+
+
+def weighted_after_the_softmax(model, q, k, v):
+    return (plain_probabilities(q, k) * causal(q.shape[2])) @ v
+
+
+def a_bias_that_is_scaled(model, q, k, v):
+    bias = model.bias[:NUM_HEADS, None, None]
+    return ((q @ k.transpose(2, 3) + bias * torch.arange(k.shape[2])) * 0.5).softmax(-1) @ v
+
+
+def plain_probabilities(q, k):
+    return (q @ k.transpose(2, 3)).softmax(-1)
+
+
+@pytest.mark.parametrize(
+    "attention", [probabilities_used_twice, weighted_after_the_softmax, a_bias_that_is_scaled]
+)
+def test_what_means_something_else_stays_as_it_is_written(attention):
+    model = SmallModel(attention=attention)
+    assert_right(model, cases=((1, 6, 3),))
+    assert any(is_operator(node, aten.softmax.int) for node in after_passes(model))
 
 
 def test_keys_shared_by_all_heads_are_whole():

@@ -17,6 +17,7 @@ from tests.support.gloo_cases import (
     small,
     verification,
 )
+from tests.support.masks import FACTORED, attention_under, masked_tokens
 from tests.support.programs import SmallModel, tokens
 
 
@@ -38,6 +39,14 @@ def bidirectional(*, batch, length):
     )
 
 
+def masked(*, batch, length):
+    """Padding, a window within documents, and a prefix, one attention each."""
+    names = ("causal and left or right padding", "window in documents", "prefix and padding")
+    attention = attention_under({name: FACTORED[name] for name in names})
+    model = SmallModel(loss=gloo_cases.mean_loss, attention=attention)
+    return Subject(model, masked_tokens(batch, length))
+
+
 def verify_sample(name, batch, length, dtype="float64", **options):
     build = partial(sample, name, batch=batch, length=length, dtype=dtype)
     return verification(build, dtype=dtype, **options)
@@ -51,6 +60,9 @@ TWO_RANKS = {
     "checkpointed": verification(
         partial(checkpointed, batch=2, length=9), partitioner="default", **RING
     ),
+    "masks": verification(
+        partial(masked, batch=2, length=11), attention="ulysses", inner="inductor"
+    ),
 }
 ENTRIES = {
     "logits": partial(gloo_cases.logits_are_whole_when_read, **RING),
@@ -63,6 +75,8 @@ FOUR_RANKS = {
     "hybrid": verification(
         partial(small, batch=2, length=11), ranks=4, attention="hybrid", steps=10
     ),
+    "masks": verification(partial(masked, batch=2, length=11), ranks=4, **RING),
+    "masks, hybrid": verification(partial(masked, batch=2, length=13), ranks=4, attention="hybrid"),
     "a rank of padding whose block nobody needs": verification(
         partial(bidirectional, batch=2, length=5), ranks=4, **RING
     ),

@@ -162,15 +162,19 @@ def refusal(model, *, choice="ring", ranks=4):
     return caught.value
 
 
+def distance(q):
+    """A bias for each query and key."""
+    index = torch.arange(q.shape[2], dtype=q.dtype)
+    return -(index[:, None] - index[None]).abs()
+
+
 @pytest.mark.parametrize("choice", ["ring", "hybrid"])
-def test_masks_are_refused_in_one_line(choice):
+def test_biases_are_refused_in_one_line(choice):
     def attention(model, q, k, v):
-        index = torch.arange(q.shape[2])
-        window = (index[None] <= index[:, None]) & (index[:, None] - index[None] < 3)
-        return sdpa(q, k, v, attn_mask=window)
+        return sdpa(q, k, v, attn_mask=distance(q))
 
     error = refusal(SmallModel(attention=attention), choice=choice)
-    assert f"--attention {choice}: a ring takes causal and bidirectional attention" in str(error)
+    assert f"--attention {choice}: a ring takes masks that vectors of the sequence" in str(error)
     assert "test_rules_ring.py:" in str(error) and "\n" not in str(error)
     assert "--attention ulysses" in error.hint
 
@@ -193,7 +197,9 @@ def test_a_causal_ring_with_other_keys_is_refused():
 
 def test_attention_written_as_products_is_refused():
     def attention(model, q, k, v):
-        return torch.softmax(q @ k.transpose(-2, -1), -1) @ v
+        sinks = model.bias[:NUM_HEADS].view(1, -1, 1, 1).expand(q.shape[0], -1, q.shape[2], -1)
+        scores = torch.cat([q @ k.transpose(-2, -1), sinks], -1)
+        return torch.softmax(scores, -1)[..., :-1] @ v
 
     error = refusal(SmallModel(attention=attention))
     assert "written as matrix products" in str(error)
@@ -207,8 +213,7 @@ def test_a_split_that_does_not_exist_is_refused():
 
 def test_without_a_ring_unfit_heads_are_refused_as_ever():
     def attention(model, q, k, v):
-        index = torch.arange(q.shape[2])
-        return sdpa(q, k, v, attn_mask=(index[:, None] - index[None]).abs() < 3)
+        return sdpa(q, k, v, attn_mask=distance(q))
 
     for choice, model in (("ulysses", SmallModel()), ("auto", SmallModel(attention=attention))):
         error = refusal(model, choice=choice, ranks=5)

@@ -9,7 +9,7 @@ import pytest
 from autosp.errors import RankError
 from autosp.verification import VerifyRequest, verify
 from autosp.verification_processes import run_on_ranks
-from tests.support import gloo_cases
+from tests.support import attention_cases, gloo_cases
 from tests.support.gloo_cases import (
     assert_gradients_and_loss_equal,
     run_cases,
@@ -40,6 +40,15 @@ TWO_RANKS = {
     **sample_cases(SAMPLES, (2, 13, "float64"), ranks=2, steps=10, regulariser=1e-3),
     "inductor": verification(partial(small, batch=2, length=7), ranks=2, inner="inductor"),
 }
+FORMS_OF_TWO = {
+    "flex": partial(
+        attention_cases.against_written_out, attention_cases.flex, length=7, num_kv_heads=4
+    ),
+    "flash ring": partial(
+        attention_cases.against_written_out, attention_cases.flash, length=7, num_kv_heads=12,
+        attention="ring",
+    ),
+}  # fmt: skip
 ENTRIES = {
     "two lengths": gloo_cases.backend_entry_at_two_lengths,
     "logits": gloo_cases.logits_are_whole_when_read,
@@ -58,12 +67,18 @@ FOUR_RANKS = {
     **sample_cases(SAMPLES, (2, 13, "float64"), ranks=4),
     "data parallel": verification(partial(small, batch=2, length=7), ranks=4, dp=2, steps=10),
     "one kv head": verification(partial(small, batch=2, length=5, num_kv_heads=1), ranks=4),
+    "six kv heads": verification(partial(small, batch=2, length=5, num_kv_heads=6), ranks=4),
+    "flash hybrid": verification(
+        partial(attention_cases.subject, attention_cases.flash, batch=1, length=11, num_kv_heads=4),
+        ranks=4,
+        attention="hybrid",
+    ),
 }
 
 
 @pytest.fixture(scope="module")
 def two():
-    return run_on_ranks(partial(run_cases, {**TWO_RANKS, **ENTRIES}), num_ranks=2)
+    return run_on_ranks(partial(run_cases, {**TWO_RANKS, **FORMS_OF_TWO, **ENTRIES}), num_ranks=2)
 
 
 @pytest.fixture(scope="module")
@@ -84,6 +99,12 @@ def test_two_ranks_equal_the_eager_model(two, name):
 @pytest.mark.parametrize("name", FOUR_RANKS)
 def test_four_ranks_equal_the_eager_model(four, name):
     assert_equal_to_eager(four[name])
+
+
+@pytest.mark.parametrize("name", FORMS_OF_TWO)
+def test_forms_of_attention_equal_a_softmax_written_out(two, name):
+    assert not isinstance(two[name], str), two[name]
+    assert max(two[name].values()) < 1e-12
 
 
 def test_ten_steps_lead_to_the_same_parameters(two, four):

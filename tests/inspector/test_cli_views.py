@@ -22,6 +22,7 @@ VIEWS = (
     "decisions",
     "nodes",
     "collectives",
+    "attention",
     "memory",
     "timeline",
 )

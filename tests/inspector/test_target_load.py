@@ -243,14 +243,28 @@ def test_packages_for_gpus_may_be_missing_until_they_are_called(tmp_path: Path) 
     """
     loads = write_model(tmp_path, head, TINY_MODEL, BUILD)
     assert load(loads).module.embed.num_embeddings == 50
-    calls = write_model(tmp_path, head, "def build(): return flash_attn_func(1, 2)", name="b.py")
+    calls = write_model(tmp_path, head, "def build(): return padding.pad_input(1)", name="b.py")
     with pytest.raises(UserCodeError) as caught:
         load(calls)
-    assert "flash_attn.flash_attn_func was called, but flash_attn is not installed" in str(
+    assert "flash_attn.bert_padding.pad_input was called, but flash_attn is not installed" in str(
         caught.value
     )
     assert str(calls) in "\n".join(caught.value.traceback_lines)
     assert "flash_attn" not in sys.modules
+
+
+def test_functions_of_flash_attn_are_there_without_the_package(tmp_path: Path) -> None:
+    head = """
+        from flash_attn import flash_attn_func
+        import torch
+    """
+    build = """
+        def build():
+            q = torch.ones(1, 3, 2, 8)
+            assert flash_attn_func(q, q, q, causal=True).shape == q.shape
+            return Net(7)
+    """
+    assert load(write_model(tmp_path, head, TINY_MODEL, build)).module.embed.num_embeddings == 7
 
 
 def test_a_file_that_handles_a_missing_package_keeps_its_own_way(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ import torch
 from autosp.dry_run import DryRunRequest, DryRunResult, dry_run
 from autosp.hardware import Device
 from autosp.mesh import Mesh
+from autosp_inspector.recorder import TraceRecorder
 from autosp_inspector.target.fake_build import fake_build, new_fake_mode
 
 SAMPLES = Path(__file__).resolve().parents[2] / "samples"
@@ -58,3 +59,10 @@ def request_for(
 
 def dry_run_sample(name: str, *, sp: int, seq: int, **options: object) -> DryRunResult:
     return dry_run(request_for(name, sp=sp, seq=seq, **options))  # type: ignore[arg-type]
+
+
+def record_sample(name: str, path: Path, *, sp: int, seq: int, **options: object) -> Path:
+    """The dry run of a sample, kept as a trace."""
+    with TraceRecorder(path) as recorder:
+        dry_run(request_for(name, sp=sp, seq=seq, **options), recorder=recorder)
+    return path

@@ -40,6 +40,24 @@ from tests.support.synthetic_program import (
     source_of,
 )
 
+ULYSSES_FIGURES = {
+    "form": "Ulysses",
+    "mask": "causal",
+    "num_ulysses": 4,
+    "num_ring": 1,
+    "rank": 0,
+    "num_heads": HEADS,
+    "num_kv_heads": HEADS,
+    "heads_per_rank": HEADS // 4,
+    "query_length": SEQ,
+    "key_length": SEQ,
+    "pairs_of_a_block": SEQ * SEQ,
+    "work": [[SEQ * (SEQ + 1) // 2]],
+    "tokens": [SEQ],
+    "kept_bytes": 4 * SEQ * (HEADS // 4) * 64 * 2,
+    "in_flight_bytes": 0,
+}
+
 
 def write_synthetic_trace(
     path: Path, *, num_layers: int = 2, sp: int = 4, rank: int = 0, finished: bool = True
@@ -232,6 +250,7 @@ def _shard_decisions(program: Program) -> list[Decision]:
                             "gather", "every rank would hold all keys", "12.0 MiB all-gather"
                         ),
                     ),
+                    ULYSSES_FIGURES,
                 )
             )
     decisions += [

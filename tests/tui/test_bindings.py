@@ -7,7 +7,7 @@ from collections import Counter
 from autosp_tui.bindings import COMMANDS, commands_of
 from autosp_tui.screens.help import help_lines
 
-VIEWS = ("overview", "graph", "passes", "collectives", "timeline", "memory")
+VIEWS = ("overview", "graph", "passes", "collectives", "timeline", "memory", "attention")
 PANES = (("list",), ("tree", "list"), ("detail",), ("lanes",), ("curve",))
 
 

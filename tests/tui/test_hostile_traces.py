@@ -38,7 +38,7 @@ async def test_an_empty_run_shows_empty_views(tmp_path: Path) -> None:
     write_trace(path, ())
     async with terminal(path, size=(80, 24)) as driver:
         assert "NO ESTIMATE" in driver.detail("#facts")
-        for key in ("2", "3", "4", "5", "6"):
+        for key in ("2", "3", "4", "5", "6", "7"):
             await driver.press(key, "j", "l", "G", "g", "n", "enter", "y", "escape")
             assert driver.app.is_running
 

@@ -25,6 +25,7 @@ ESSENTIAL = {
         "backward",
     ),
     "6": ("peak", "▲ peak", "optimizer", "Alive at the peak", "linear_head"),
+    "7": ("Ulysses", "causal", "attention", "kept for the backward", "pairs per head"),
 }
 
 

@@ -51,7 +51,14 @@ async def test_a_peak_near_the_capacity_is_neither_a_fit_nor_a_miss(
 
 @pytest.mark.parametrize(
     ("key", "name"),
-    [("2", "graph"), ("3", "passes"), ("4", "collectives"), ("5", "timeline"), ("6", "memory")],
+    [
+        ("2", "graph"),
+        ("3", "passes"),
+        ("4", "collectives"),
+        ("5", "timeline"),
+        ("6", "memory"),
+        ("7", "attention"),
+    ],
 )
 async def test_number_keys_open_views_and_escape_returns(
     synthetic_trace: Path, key: str, name: str

@@ -18,6 +18,7 @@ from autosp_inspector.trace import TraceError
 from autosp_tui.bindings import bindings_of
 from autosp_tui.export import write_view
 from autosp_tui.palette import CommandProvider, NodeProvider
+from autosp_tui.screens.attention import AttentionView
 from autosp_tui.screens.collectives import CollectivesView
 from autosp_tui.screens.failure import FailureScreen
 from autosp_tui.screens.graph import GraphView
@@ -36,6 +37,7 @@ _VIEWS: tuple[type[View], ...] = (
     CollectivesView,
     TimelineView,
     MemoryView,
+    AttentionView,
 )
 
 

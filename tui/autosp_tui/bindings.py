@@ -51,6 +51,7 @@ VIEWS: Final = (
     ViewName("4", "collectives", "Collectives"),
     ViewName("5", "timeline", "Timeline"),
     ViewName("6", "memory", "Memory"),
+    ViewName("7", "attention", "Attention"),
 )
 
 _VIEW_COMMANDS: Final = tuple(

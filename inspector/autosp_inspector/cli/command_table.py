@@ -5,6 +5,7 @@ from __future__ import annotations
 import click
 
 from autosp_inspector.cli.commands import (
+    attention,
     collectives,
     completion,
     decisions,
@@ -41,6 +42,7 @@ def all_commands() -> tuple[click.Command, ...]:
         view_command(nodes.view()),
         explain.command(),
         view_command(collectives.view()),
+        view_command(attention.view()),
         view_command(memory.view()),
         view_command(timeline.view()),
         verify.command(),

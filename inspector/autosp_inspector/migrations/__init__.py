@@ -9,8 +9,9 @@ from __future__ import annotations
 from autosp_inspector.migrations.m0001_tables import TABLES
 from autosp_inspector.migrations.m0002_views import VIEWS
 from autosp_inspector.migrations.m0003_finding_costs import FINDING_COSTS
+from autosp_inspector.migrations.m0004_figures import FIGURES
 from autosp_inspector.migrations.migration import Migration
 
 __all__ = ["MIGRATIONS", "Migration"]
 
-MIGRATIONS: tuple[Migration, ...] = (TABLES, VIEWS, FINDING_COSTS)
+MIGRATIONS: tuple[Migration, ...] = (TABLES, VIEWS, FINDING_COSTS, FIGURES)

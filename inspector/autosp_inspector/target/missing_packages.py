@@ -1,11 +1,13 @@
 """Stand-ins for GPU packages that are not installed on the machine of a dry run.
 
-A file that imports them at its top can then be loaded; only a real call is an error.
+A file that imports them at its top can then be loaded; only a real call is an error. The
+functions of ``flash_attn`` are AutoSP's own (:mod:`autosp.attention`) and can be called.
 """
 
 from __future__ import annotations
 
 import contextlib
+import importlib
 import sys
 from collections.abc import Iterator, Sequence
 from importlib.machinery import ModuleSpec
@@ -28,6 +30,10 @@ GPU_PACKAGES = (
     "xformers",
 )
 """Packages that need a GPU or its tool chain, and that model files import."""
+
+
+ATTENTION_PACKAGES = ("flash_attn", "flash_attn_interface")
+"""Of these AutoSP has the functions."""
 
 
 def has_stand_in(package: str) -> bool:
@@ -63,6 +69,10 @@ class _StandInModule(ModuleType):
     def __getattr__(self, name: str) -> object:
         if name.startswith("__"):
             raise AttributeError(name)
+        if self.__name__.partition(".")[0] in ATTENTION_PACKAGES:
+            functions = importlib.import_module("autosp.attention").FUNCTIONS
+            if name in functions:
+                return functions[name]
         return make_stand_in(f"{self.__name__}.{name}")
 
 
