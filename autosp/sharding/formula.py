@@ -91,13 +91,10 @@ def _evaluated(result: Placed | Formula, find_rule: FindRule, op: Operation) -> 
 
 
 def _summed(op: Operation) -> Operation:
-    def total(argument: Any) -> Any:
-        if not isinstance(argument, Value) or not isinstance(argument.placement, Partial):
-            return argument
-        return op.replicate(argument, f"{op.target} is not linear in its partial input")
-
-    args, kwargs = map_aggregate((op.args, op.kwargs), total)
-    return replace(op, args=args, kwargs=kwargs)
+    reason = f"{op.target} is not linear in its partial input"
+    return op.with_values(
+        lambda v: op.replicate(v, reason) if isinstance(v.placement, Partial) else v
+    )
 
 
 def _replicated(op: Operation) -> Placed:

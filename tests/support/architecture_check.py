@@ -18,18 +18,20 @@ from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 from torch.fx.node import map_aggregate
 
 from autosp.capture import CapturedProgram
-from autosp.compilation import compiled_step, derive_graphs, lower_captured, unprinted_graphs
-from autosp.dry_run import data_dependent, graph_break, quiet_loggers, rarely_collected
+from autosp.compilation import compiled_step, derive_graphs, unprinted_graphs
+from autosp.dry_run import quiet_loggers, rarely_collected
 from autosp.errors import AutoSPError
 from autosp.estimate import estimate_step
 from autosp.graph import collective_kind, local_tag, module_path, output_node, tensor_of
 from autosp.loss_of import LossOfOutput
+from autosp.lowering import lower_captured
 from autosp.mesh import Mesh
 from autosp.oracle import OracleReport, check_program
 from autosp.oracle.check import with_captured
 from autosp.oracle.compare import difference, largest
 from autosp.oracle.lockstep import run_whole
 from autosp.pipeline import PassContext
+from autosp.torch_refusals import data_dependent, graph_break
 from tests.support.architectures import ARCHITECTURES, Architecture, Verdict
 
 BATCH = 2
