@@ -26,7 +26,6 @@ from autosp.events import SourceLocation
 from autosp.flex_attention import attach_flex_attention
 from autosp.graph import attribute_path, is_mutation, is_user_file, source_location
 from autosp.inlining import (
-    BOUNDARY,
     Found,
     Inlining,
     attach_backwards,
@@ -38,6 +37,7 @@ from autosp.modes import restored_modes
 from autosp.placement import Shard
 from autosp.promises import drop_promises
 from autosp.runtime.gathered import GatheredOnUse, block_of
+from autosp.torch_refusals import KEEP_ALL_ROWS, hint_for
 from autosp.writes import (
     end_with_writes,
     leaves_stay_as_they_are,
@@ -128,7 +128,6 @@ def capture(module: GraphModule, *, allow_breaks: bool = False) -> CapturedProgr
         _name_inputs(program, inputs)
         writes = end_with_writes(program, written)
         refuse_mutations(program)
-    _refuse_custom_functions(program, sizes)
     attach_flex_attention(program, found.attentions)
     _tidy(program, fake_mode, sizes)
     for backward in attach_backwards(program, found.calls, fake_mode):
@@ -136,12 +135,6 @@ def capture(module: GraphModule, *, allow_breaks: bool = False) -> CapturedProgr
     return CapturedProgram(
         program, inputs, fake_mode, mutations, tuple(fakes), tuple(found.checkpoints), writes, sizes
     )
-
-
-def _refuse_custom_functions(program: GraphModule, sizes: DynamicSizes) -> None:
-    """Their backwards are traced at one length."""
-    for node in program.graph.find_nodes(op="call_function", target=BOUNDARY) if sizes else ():
-        raise sizes.refusal("a custom torch.autograd.Function serves one length", where_of(node))
 
 
 def _tidy(program: GraphModule, fake_mode: FakeTensorMode, sizes: DynamicSizes) -> None:
@@ -287,11 +280,11 @@ def _refuse_unknown_shapes(program: GraphModule, sizes: DynamicSizes) -> None:
             if isinstance(value, torch.Tensor) and not all(
                 type(s) is int or sizes.keeps(s) for s in value.shape
             ):
+                line = source_location(node)
                 raise AutoSPError(
                     f"the shape of {node.target} depends on data",
                     where=where_of(node),
-                    hint="All shapes must be known when the program is compiled: use a mask "
-                    "(torch.where, masked_fill) instead of selecting rows",
+                    hint=hint_for(line.text if line else "", KEEP_ALL_ROWS),
                 )
 
 

@@ -24,7 +24,7 @@ class CustomGradient:
     """The target of such a node; two calls of one function are two targets."""
 
     backward: GraphModule
-    """Cotangents of the values, then the saved tensors -> a gradient or None for each input."""
+    """Sizes, cotangents of the values, saved tensors -> a gradient or None for each input."""
     differentiable: tuple[bool, ...]
     """Per value."""
 
@@ -32,10 +32,19 @@ class CustomGradient:
     __name__ = "custom_gradient"
 
     def __call__(
-        self, values: Sequence[Tensor], saved: Sequence[Tensor], inputs: Sequence[Tensor]
+        self,
+        values: Sequence[Tensor],
+        saved: Sequence[Tensor],
+        inputs: Sequence[Tensor],
+        sizes: Sequence[Any] = (),
     ) -> list[Tensor]:
-        """The values, whose gradients reach ``inputs`` through the backward."""
-        return list(_Applied.apply(self, values, saved, *inputs))  # type: ignore[no-untyped-call]
+        """The values, whose gradients reach ``inputs`` through the backward.
+
+        Args:
+            sizes: the lengths on which the backward depends, where they stay dynamic.
+        """
+        applied = _Applied.apply(self, values, saved, sizes, *inputs)  # type: ignore[no-untyped-call]
+        return list(applied)
 
 
 class _Applied(torch.autograd.Function):
@@ -47,17 +56,18 @@ class _Applied(torch.autograd.Function):
         target: CustomGradient,
         values: Sequence[Tensor],
         saved: Sequence[Tensor],
+        sizes: Sequence[Any],
         *inputs: Tensor,
     ) -> tuple[Tensor, ...]:
         del inputs
-        ctx.backward_program, ctx.saved = target.backward, saved
+        ctx.backward_program, ctx.saved, ctx.sizes = target.backward, saved, sizes
         return with_a_history(ctx, values, target.differentiable)
 
     @staticmethod
     def backward(ctx: Any, *cotangents: Tensor) -> Any:
         # An interpreter, so that what is known of the program's nodes reaches a trace of it.
-        gradients = Interpreter(ctx.backward_program).run(*cotangents, *ctx.saved)
-        return None, None, None, *gradients
+        gradients = Interpreter(ctx.backward_program).run(*ctx.sizes, *cotangents, *ctx.saved)
+        return None, None, None, None, *gradients
 
 
 def with_a_history(

@@ -7,7 +7,6 @@ ranks, because their programs differ in slice positions alone.
 from __future__ import annotations
 
 import gc
-import re
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
@@ -15,37 +14,36 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch._dynamo.exc import BackendCompilerFailed, TorchDynamoException, Unsupported
+from torch._dynamo.exc import BackendCompilerFailed
 from torch._guards import TracingContext, tracing
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx import GraphModule
-from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 
 import autosp
 from autosp.attention_choice import AttentionChoice
 from autosp.capture import describe_inputs
 from autosp.compilation import (
     GRADIENT_CONVENTION,
-    RankCompilation,
     compiled_step,
     derive_graphs,
-    lower_to_rank,
     unprinted_graphs,
 )
 from autosp.cost.step import CompiledStep
 from autosp.dry_run_pieces import PieceCompiler
 from autosp.dynamo import compiled_region
-from autosp.errors import AutoSPError, GraphBreakError
+from autosp.errors import AutoSPError
 from autosp.estimate import StepEstimate, estimate_step
 from autosp.events import Finding, Recorder, RunFinished, RunStarted, SilentRecorder
 from autosp.findings import check_compilation
-from autosp.graph import WRAPPER_ATTRIBUTE, is_user_file
+from autosp.graph import WRAPPER_ATTRIBUTE
 from autosp.hardware import Device
 from autosp.loggers import quiet_loggers
 from autosp.loss_of import LossOfOutput
+from autosp.lowering import RankCompilation, lower_to_rank
 from autosp.mesh import Mesh
-from autosp.output_hooks import HINT, MODULE, install_output_hooks
+from autosp.output_hooks import install_output_hooks
 from autosp.pipeline import PassContext, Progress
+from autosp.torch_refusals import refusals_in_our_words
 from autosp.unknown_values import ZeroForUnknown
 
 
@@ -283,18 +281,12 @@ def _dynamo(
     """
     torch._dynamo.reset()
     try:
-        with quiet_loggers():
+        with refusals_in_our_words(), quiet_loggers():
             yield compiled_region(region, backend, allow_breaks=not fullgraph)
     except BackendCompilerFailed as failure:
-        if isinstance(failure.inner_exception, (_Captured, AutoSPError)):
+        if isinstance(failure.inner_exception, _Captured):
             raise failure.inner_exception from None
         raise
-    except Unsupported as why:
-        raise graph_break(why) from None
-    except GuardOnDataDependentSymNode as why:
-        raise data_dependent(why) from None
-    except TorchDynamoException as why:
-        raise AutoSPError(f"torch could not trace the model: {_first_line(why)}") from why
     finally:
         torch._dynamo.reset()
 
@@ -304,34 +296,3 @@ def _nothing_compiled() -> AutoSPError:
         "torch.compile ran the model without compiling anything",
         hint="Check that the forward computes with tensors",
     )
-
-
-def graph_break(why: Unsupported) -> GraphBreakError:
-    """Dynamo's refusal in one line: what, at which line of the user's program, what to do."""
-    where = ""
-    hint = (
-        "Remove this construct or move it out of the model's forward; or compile each "
-        "piece with --allow-breaks (allow_breaks=True)"
-    )
-    for frame in reversed(list(why.real_stack)):
-        if is_user_file(frame.filename):
-            where = f"{frame.filename}:{frame.lineno} in {frame.name}: {frame.line}"
-            hint = HINT if frame.filename.endswith(f"{MODULE.replace('.', '/')}.py") else hint
-            break
-    return GraphBreakError(f"graph break: {_first_line(why)}", where=where, hint=hint)
-
-
-def data_dependent(why: Exception) -> GraphBreakError:
-    """A number read from a tensor decides a shape or a branch."""
-    cause = re.search(r"Caused by: (.*?)\s+# (\S+) in", str(why))
-    return GraphBreakError(
-        "a shape or a branch depends on the values of a tensor"
-        + (f" ({cause.group(1)})" if cause else ""),
-        where=cause.group(2) if cause else "",
-        hint="The program must be the same for all data: compute with tensors instead "
-        "(torch.where, masked_fill)",
-    )
-
-
-def _first_line(error: BaseException) -> str:
-    return next((line.strip() for line in str(error).splitlines() if line.strip()), "")

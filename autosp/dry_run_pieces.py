@@ -19,9 +19,10 @@ from torch.utils._pytree import tree_leaves
 
 from autosp.capture import computes_from_nothing
 from autosp.checks.subject import size_text
-from autosp.compilation import RankCompilation, derive_graphs, lower_to_rank
+from autosp.compilation import derive_graphs
 from autosp.events import Finding, SourceLocation
 from autosp.graph import output_node
+from autosp.lowering import RankCompilation, lower_to_rank
 from autosp.outputs import OutputLeaf
 from autosp.pipeline import PassContext
 from autosp.placement import Shard

@@ -9,10 +9,11 @@ from typing import cast, get_args
 import torch
 import torch.fx
 
+from autosp.cost.blockwise_scratch import blockwise_scratch
 from autosp.cost.collectives import Group, LinkRates, collective_ns, link_rates
 from autosp.cost.compute import compute_cost
 from autosp.cost.kernel_scratch import cpu_kernel_scratch
-from autosp.cost.memory import StepMemory, no_scratch, step_memory
+from autosp.cost.memory import StepMemory, step_memory
 from autosp.cost.optimizer import OptimizerModel, OptimizerName, step_bytes
 from autosp.cost.step import CompiledStep
 from autosp.cost.timeline import Timeline, Work, simulate
@@ -97,7 +98,9 @@ def estimate_step(
         raise AutoSPError(f"--zero is {zero}; stages are 0, 1, 2 and 3")
     model = optimizer_model(optimizer, on_gpu=device is not None)
     zero_model = ZeroModel(stage=zero, world_size=mesh.world_size)
-    scratch = no_scratch if device else cpu_kernel_scratch(num_threads=torch.get_num_threads())
+    scratch = (
+        blockwise_scratch if device else cpu_kernel_scratch(num_threads=torch.get_num_threads())
+    )
     memory = step_memory(step, optimizer=model, zero=zero_model, kernel_scratch=scratch)
     graphs = _graphs(step)
     pricing = _Pricing(device=device, mesh=mesh, axis_of_group=axis_of_group or _sequence_axis)

@@ -43,9 +43,9 @@ from autosp.checks.dropout import check_attention_dropout
 from autosp.checks.replicated_work import check_replicated_work
 from autosp.checks.subject import Subject
 from autosp.checks.whole_tensors import check_square_tensors, check_whole_tensors
-from autosp.compilation import RankCompilation
 from autosp.estimate import StepEstimate
 from autosp.events import EstimateSummary, Finding
+from autosp.lowering import RankCompilation
 
 
 def check_compilation(

@@ -11,7 +11,7 @@ first one.
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeGuard
 
@@ -212,22 +212,13 @@ def _with_tables(
 
 
 def allow_training_on_cpu() -> None:
-    """Let dynamo trace calls of ``flex_attention`` on CPU tensors that require a gradient.
+    """Let ``flex_attention`` take CPU tensors that require a gradient.
 
     Torch refuses them because inductor has no backward for a CPU. The higher-order operator has
-    one, which other compilers run.
+    one, which torch runs outside compiled regions and other compilers within.
     """
-    refuse = torch_flex._validate_device
-    if refuse is _validate_device_outside_compilers:
-        return
-    global _torch_refuses
-    _torch_refuses = refuse
-    torch_flex._validate_device = _validate_device_outside_compilers
+    torch_flex._validate_device = _any_device
 
 
-_torch_refuses: Callable[[Tensor, Tensor, Tensor], None] = torch_flex._validate_device
-
-
-def _validate_device_outside_compilers(query: Tensor, key: Tensor, value: Tensor) -> None:
-    if not torch.compiler.is_compiling():
-        _torch_refuses(query, key, value)
+def _any_device(query: Tensor, key: Tensor, value: Tensor) -> None:
+    del query, key, value

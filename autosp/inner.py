@@ -6,10 +6,12 @@ from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 import torch
+from torch._higher_order_ops.flex_attention import flex_attention_backward
 from torch.fx import GraphModule
 from torch.fx.graph import _BoxedCodeGen
 
 from autosp.errors import AutoSPError
+from autosp.graph import source_location
 
 Compiled = Callable[..., Any]
 
@@ -61,6 +63,7 @@ class Inductor:
     def prepare_joint(self, joint: GraphModule) -> None:
         from torch._inductor.compile_fx import _recursive_joint_graph_passes
 
+        _refuse_flex_attention_on_cpu(joint)
         _recursive_joint_graph_passes(joint)
 
     def compile_forward(self, module: GraphModule, inputs: Sequence[Any]) -> Compiled:
@@ -79,6 +82,18 @@ class Inductor:
         with V.set_fake_mode(torch._guards.detect_fake_mode(inputs)):
             compiled: Compiled = compile_fx_inner(module, inputs, is_backward=is_backward)
         return compiled
+
+
+def _refuse_flex_attention_on_cpu(joint: GraphModule) -> None:
+    for node in joint.graph.find_nodes(op="call_function", target=flex_attention_backward):
+        query: Any = node.args[0]
+        if query.meta["val"].device.type == "cpu":
+            where = source_location(node)
+            raise AutoSPError(
+                "inductor has no backward of flex_attention on a CPU",
+                where=f"{where.file}:{where.line}" if where else "",
+                hint='Compile with inner="eager", or train on a GPU',
+            )
 
 
 def _rename_inputs(module: GraphModule) -> None:

@@ -21,7 +21,7 @@ from autosp.custom_gradients import is_custom_gradient
 from autosp.graph import CUSTOM_KEY, TAG_KEY, output_node, tensor_of
 from autosp.pipeline import PassContext
 from autosp.placement import Placement, Shard
-from autosp.sharding.propagate import ShardedProgram
+from autosp.sharding.rank_program import ShardedProgram
 from autosp.sizes import at_lengths
 
 aten = torch.ops.aten

@@ -41,7 +41,7 @@ from autosp.placement import (
     Replicate,
     example_placement,
 )
-from autosp.sharding.propagate import LocalValue
+from autosp.sharding.rank_program import LocalValue
 from autosp.sizes import examples
 
 _SWAPPED: dict[NodeRole, NodeRole] = {"pack": "unpack", "unpack": "pack"}

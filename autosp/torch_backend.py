@@ -21,9 +21,7 @@ from autosp.collective_order import collective_list
 from autosp.compilation import (
     GRADIENT_CONVENTION,
     PARTITIONERS,
-    RankCompilation,
     compile_graphs,
-    lower_to_rank,
     unprinted_graphs,
 )
 from autosp.deepspeed_engine import engine_mesh, install, is_engine
@@ -35,6 +33,7 @@ from autosp.findings import check_compilation
 from autosp.graph import WRAPPER_ATTRIBUTE
 from autosp.inner import InnerCompiler, inner_compiler
 from autosp.loggers import skip_warnings_once
+from autosp.lowering import RankCompilation, lower_to_rank
 from autosp.mesh import Mesh
 from autosp.output_hooks import install_output_hooks
 from autosp.outputs import OutputLeaf

@@ -34,6 +34,7 @@ from autosp.oracle import check_module
 from autosp.output_hooks import install_output_hooks
 from autosp.runtime.groups import RankGroup, average_gradients
 from autosp.torch_backend import Backend, backend
+from autosp.torch_refusals import refusals_in_our_words
 from autosp.verification_processes import TIMEOUT_S, run_on_ranks
 from autosp.verification_report import (
     COMPILED_REFERENCE,
@@ -183,7 +184,8 @@ def _train_compiled(request: VerifyRequest) -> tuple[_Training, Backend]:
 
     def backward(step: int) -> float:
         torch.manual_seed(request.seed_of(step))
-        loss = _loss(compiled(*args, **kwargs), subject.module, request)
+        with refusals_in_our_words():
+            loss = _loss(compiled(*args, **kwargs), subject.module, request)
         loss.backward()  # type: ignore[no-untyped-call]
         average_gradients(subject.module.parameters())
         total = loss.detach().double()

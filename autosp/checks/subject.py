@@ -9,11 +9,11 @@ from functools import cached_property
 
 from torch.fx import Graph, GraphModule, Node
 
-from autosp.compilation import RankCompilation
 from autosp.errors import ShardingError
 from autosp.estimate import StepEstimate
 from autosp.events import Finding, GraphName, NodeCost, Severity
 from autosp.graph import LocalTag, is_operator, local_tag
+from autosp.lowering import RankCompilation
 from autosp.records import tag_of
 from autosp.runtime import keyed_random
 from autosp.sharding.seeds import attention_sites, find_seeds

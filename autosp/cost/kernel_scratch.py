@@ -18,7 +18,8 @@ rules, with the place in ``aten/src/ATen`` they come from::
                       of an all-to-all's input that is not contiguous
                                                 torch/csrc/distributed/c10d/ProcessGroupGloo.cpp
 
-A GPU's kernels have other needs; these are not used for an estimate of a GPU.
+A GPU's kernels have other needs; these are not used for an estimate of a GPU, but for those
+of attention block by block (:mod:`autosp.cost.blockwise_scratch`).
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ import torch
 import torch.fx
 from torch._ops import OpOverload
 
+from autosp.cost.blockwise_scratch import blockwise_scratch
 from autosp.cost.spans import KernelScratch
 from autosp.graph import collective_kind
 
@@ -107,7 +109,8 @@ def cpu_kernel_scratch(*, num_threads: int, bf16_apart: bool | None = None) -> K
             if apart and query.dtype == torch.bfloat16:
                 tiles += num_threads * _float32_tile(query, key)
             return tiles
-        total = sum(rule(node, target, arguments) for rule in _RULES)
+        total = blockwise_scratch(node)
+        total += sum(rule(node, target, arguments) for rule in _RULES)
         if apart:
             total += _float32_sums(target, arguments, num_threads)
         if target is aten.native_layer_norm_backward.default:

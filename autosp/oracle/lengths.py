@@ -16,21 +16,21 @@ from torch.fx.node import map_aggregate
 
 from autosp.attention_choice import AttentionChoice
 from autosp.capture import CapturedProgram
+from autosp.custom_gradients import is_custom_gradient
 from autosp.graph import TAG_KEY, local_tag
 from autosp.oracle.check import (
     FILLS,
     Call,
     check_ranks,
-    compile_ranks,
     with_captured_calls,
-    with_keyed_randomness,
 )
 from autosp.oracle.compare import coarsest_tolerance
+from autosp.oracle.rank_programs import compile_ranks, with_keyed_randomness
 from autosp.oracle.report import OracleReport
 from autosp.passes import PROGRAM_PASSES
 from autosp.placement import Placement, Shard
-from autosp.sharding.propagate import LocalValue, ShardedProgram
-from autosp.sharding.redistribute import NUM_VALID_ROWS_KEY
+from autosp.sharding.padding_rows import NUM_VALID_ROWS_KEY
+from autosp.sharding.rank_program import LocalValue, ShardedProgram
 from autosp.sizes import at_lengths
 
 Lengths = Mapping[Any, int]
@@ -138,7 +138,10 @@ def program_at(program: GraphModule, lengths: Lengths) -> GraphModule:
         if node.op == "call_function" and isinstance(node.meta.get("val"), torch.SymInt):
             continue
         args, kwargs = map_aggregate((node.args, node.kwargs), number)
-        copies[node] = graph.create_node(node.op, node.target, args, kwargs, name=node.name)
+        target = node.target
+        if is_custom_gradient(target):
+            target = replace(target, backward=program_at(target.backward, lengths))
+        copies[node] = graph.create_node(node.op, target, args, kwargs, name=node.name)
         copies[node].meta = _meta_at(node, lengths)
     return GraphModule(program, graph)
 

@@ -114,7 +114,7 @@ def _is_computation(target: Any) -> bool:
 
 def _custom_gradient(targets: Sequence[Any], arguments: Sequence[Any]) -> list[list[Any]]:
     """One function of all ranks' inputs: its backward runs their backwards in lock step."""
-    inputs = [tensor for _, _, own in arguments for tensor in own]
+    inputs = [tensor for given in arguments for tensor in given[2]]
     results = _JointBackward.apply(targets, arguments, *inputs)  # type: ignore[no-untyped-call]
     return [list(own) for own in _by_rank(results, len(targets))]
 
@@ -123,18 +123,26 @@ class _JointBackward(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, targets: Any, arguments: Any, *inputs: torch.Tensor) -> Any:
         del inputs
-        ctx.details = (targets, [saved for _, saved, _ in arguments])
-        values = [value for own, _, _ in arguments for value in own]
+        ctx.details = (targets, [_kept(*given) for given in arguments])
+        values = [value for given in arguments for value in given[0]]
         return with_a_history(ctx, values, targets[0].differentiable * len(targets))
 
     @staticmethod
     def backward(ctx: Any, *cotangents: torch.Tensor) -> Any:
-        targets, saved = ctx.details
+        targets, kept = ctx.details
         groups = _by_rank(cotangents, len(targets))
-        given = [[*group, *own] for group, own in zip(groups, saved, strict=True)]
+        given = [
+            [*sizes, *group, *saved] for group, (sizes, saved) in zip(groups, kept, strict=True)
+        ]
         programs = [target.backward for target in targets]
         gradients = _run(programs, given)[output_node(programs[0].graph).name]
         return None, None, *(gradient for own in gradients for gradient in own)
+
+
+def _kept(values: Any, saved: Any, inputs: Any, sizes: Any = ()) -> tuple[Any, Any]:
+    """What a backward is given beside cotangents."""
+    del values, inputs
+    return sizes, saved
 
 
 def _by_rank(tensors: Sequence[Any], num_ranks: int) -> list[Sequence[Any]]:

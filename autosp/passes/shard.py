@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from torch.fx import GraphModule
 
 from autosp.pipeline import PassContext
-from autosp.sharding.propagate import ShardedProgram, shard
+from autosp.sharding.propagate import shard
+from autosp.sharding.rank_program import ShardedProgram
 
 
 @dataclass(frozen=True)

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 
 import torch
 from torch import Tensor
@@ -32,6 +33,14 @@ STRIP = 1 << 13
 """Keys of which the mask exists at a time, for one block of queries."""
 MOST_BLOCKS = 1024
 """Blocks a side: tables have the square of this many elements, for each head of its own mask."""
+
+_VMAP_KEYS = (
+    torch._C.DispatchKey.FuncTorchBatched,
+    torch._C.DispatchKey.FuncTorchVmapMode,
+    torch._C.DispatchKey.FuncTorchDynamicLayerFrontMode,
+    torch._C.DispatchKey.FuncTorchDynamicLayerBackMode,
+)
+"""A mode that calls an operator switches them off."""
 
 _MASKS: dict[str, GraphModule] = {}
 
@@ -71,7 +80,7 @@ def _counted(
         queries = _range(row * query_block, query_block, num_queries, device)
         for start in range(0, num_keys, strip):
             keys = _range(start, strip, num_keys, device)
-            with TransformGetItemToIndex():
+            with TransformGetItemToIndex(), _vmap_allowed():
                 seen = allowed(rows, columns, queries, keys, *buffers).sum(2)
             seen = torch.nn.functional.pad(seen, (0, -len(keys) % key_block))
             counts = seen.reshape(batch, heads, -1, key_block).sum(-1)
@@ -83,6 +92,14 @@ def _counted(
     for blocks in (partial, full, partial.transpose(-2, -1), full.transpose(-2, -1)):
         tables.extend(_dense_to_ordered(blocks))
     return tables
+
+
+def _vmap_allowed() -> AbstractContextManager[object]:
+    """``vmap`` works inside, also where a dispatch mode has called the operator."""
+    local = torch._C._dispatch_tls_local_exclude_set()
+    for key in _VMAP_KEYS:
+        local = local.remove(key)
+    return torch._C._ForceDispatchKeyGuard(torch._C._dispatch_tls_local_include_set(), local)
 
 
 def _range(start: int, count: int, end: int, device: torch.device) -> Tensor:

@@ -1,4 +1,4 @@
-"""Operators that work along some dims and leave the others alone: norms, softmax, orderings."""
+"""Operators that work along some dims and leave the others alone: norms and softmax."""
 
 from __future__ import annotations
 
@@ -104,33 +104,7 @@ def softmax(op: Operation) -> Value | Formula:
     return Formula(function, (source,))
 
 
-def along_one_dim(op: Operation) -> Value | list[Value]:
-    """sort, topk ... along dims that are not cut."""
-    source: Value = op.args[0]
-    cut = cut_of(source)
-    index, default = DIM_ARGUMENTS[op.target]
-    dims = op.argument(index, "dim", default)
-    chosen = [dims] if isinstance(dims, int) else dims
-    if cut.dim in {normalise_dim(dim, len(source.shape)) for dim in chosen}:
-        raise NoRule(f"{op.target} along the sharded dim")
-    if isinstance(op.node.meta["val"], (tuple, list)):
-        return op.results(op.same(), [cut] * len(op.outputs))
-    return op.result(op.same(), cut)
-
-
-DIM_ARGUMENTS: dict[Any, tuple[int, int | None]] = {
-    aten.sort.default: (1, -1),
-    aten.sort.stable: (2, -1),
-    aten.argsort.default: (1, -1),
-    aten.argsort.stable: (2, -1),
-    aten.topk.default: (2, -1),
-    aten.cummax.default: (1, None),
-    aten.cummin.default: (1, None),
-}
-"""Operator -> position and default of its ``dim`` argument."""
-
 RULES: dict[Any, RuleOrFormula] = {
-    **dict.fromkeys(DIM_ARGUMENTS, along_one_dim),
     aten.layer_norm.default: normalisation,
     aten.rms_norm.default: normalisation,
     aten.group_norm.default: group_norm,

@@ -57,6 +57,8 @@ class ProgramBuilder:
     origin: Node | None = None
     _sizes: dict[Any, Node] = field(default_factory=dict)
     """Nodes that compute the sizes which depend on the length."""
+    input_sizes: list[Node] = field(default_factory=list)
+    """The inputs that give lengths."""
     _suffix: str = ""
     _role: NodeRole = "compute"
     _reason: str = ""
@@ -104,6 +106,7 @@ class ProgramBuilder:
     def input_size(self, node: Node) -> None:
         """``node`` is the input that gives a length when the program runs."""
         self._sizes[key_of(node.meta["val"])] = node
+        self.input_sizes.append(node)
 
     def _size_node(self, argument: Any) -> Any:
         """Sizes are computed in the program; numbers stay as they are."""

@@ -39,7 +39,16 @@ class Backward:
     departures: Sequence[Placement]
     """Of the function's inputs."""
     num_cotangents: int
+    sizes: Sequence[Node] = ()
+    """The inputs of the program that give lengths: the backward takes them first."""
     _num_entered: int = field(default=0, init=False)
+
+    def enter_sizes(self, builder: ProgramBuilder) -> None:
+        """Make the lengths inputs of the backward."""
+        for size in self.sizes:
+            local = builder.graph.placeholder(size.name)
+            local.meta["val"] = size.meta["val"]
+            builder.input_size(local)
 
     def enter(self, local: Node, shape: tuple[int, ...], builder: ProgramBuilder) -> Value:
         """The value of the next input; ``local`` is the placeholder made for it."""
@@ -78,9 +87,12 @@ def emit(
         ],
         [value.placement for value in inputs],
         len(values),
+        tuple(op.builder.input_sizes),
     )
     program = shard_backward(target.backward, backward)
-    node = op.emit(CustomGradient(program, target.differentiable), values, saved, inputs)
+    made = CustomGradient(program, target.differentiable)
+    sizes = [list(backward.sizes)] if backward.sizes else []
+    node = op.emit(made, values, saved, inputs, *sizes)
     op.builder.amend(node, placement=values[0].placement)  # what is derived from it lies alike
     for inner in program.graph.nodes:
         inner.meta["custom"] = {CUSTOM_KEY: node.name}

@@ -38,6 +38,9 @@ class Formula:
     """Then the operator must not come back whole among its own parts."""
 
 
+TRACED = "_autosp_traced_formulas"
+"""Attribute of a graph under which the traced formulas of its operators are kept."""
+
 Placed = Value | list[Value]
 RuleOrFormula = Callable[[Operation], "Value | list[Value] | Formula"]
 FindRule = Callable[[Any], "Callable[[Operation], Placed] | None"]
@@ -84,17 +87,14 @@ def _evaluated(result: Placed | Formula, find_rule: FindRule, op: Operation) -> 
     def find_part(target: Any) -> Callable[[Operation], Placed] | None:
         return None if target is whole else find_rule(target)
 
-    return _evaluate(_traced(result), _values(result), find_part, op)
+    return _evaluate(_traced(result, op), _values(result), find_part, op)
 
 
 def _summed(op: Operation) -> Operation:
-    def total(argument: Any) -> Any:
-        if not isinstance(argument, Value) or not isinstance(argument.placement, Partial):
-            return argument
-        return op.replicate(argument, f"{op.target} is not linear in its partial input")
-
-    args, kwargs = map_aggregate((op.args, op.kwargs), total)
-    return replace(op, args=args, kwargs=kwargs)
+    reason = f"{op.target} is not linear in its partial input"
+    return op.with_values(
+        lambda v: op.replicate(v, reason) if isinstance(v.placement, Partial) else v
+    )
 
 
 def _replicated(op: Operation) -> Placed:
@@ -110,8 +110,20 @@ def _values(formula: Formula) -> list[Value]:
     return found
 
 
-def _traced(formula: Formula) -> GraphModule:
-    """The function on tensors of the global shapes, as a graph of operators."""
+def _traced(formula: Formula, op: Operation) -> GraphModule:
+    """The function on tensors of the global shapes, as a graph of operators.
+
+    It says nothing of ranks, so the programs of all ranks share it: it is kept with the graph
+    of the operator, for a number of ranks and placements of its inputs.
+    """
+    known: dict[Any, GraphModule] = op.node.graph.__dict__.setdefault(TRACED, {})
+    key = (op.node, op.num_ranks, tuple(value.placement for value in op.values()))
+    if key not in known:
+        known[key] = _trace_formula(formula)
+    return known[key]
+
+
+def _trace_formula(formula: Formula) -> GraphModule:
     values = _values(formula)
     mode = next(v.local.fake_mode for v in values if isinstance(v.local, FakeTensor))
     with mode:

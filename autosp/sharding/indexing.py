@@ -1,4 +1,4 @@
-"""Lookups and writes by index: what follows the indices, and what follows the indexed rows."""
+"""Lookups by index: what follows the indices, and what follows the indexed rows."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def gather(op: Operation) -> Value:
     """``source.gather(dim, index)``: an index per element, so both are cut alike off ``dim``."""
     source, dim, index = op.args[:3]
     dim = normalise_dim(dim, len(source.shape))
-    cut = _cut_off(dim, source, index)
+    cut = cut_off(dim, source, index)
     if cut is not None:
         if source.shape[cut.dim] != index.shape[cut.dim]:
             raise NoRule("gather by an index that covers a part of the sharded dim")
@@ -72,29 +72,7 @@ def gather(op: Operation) -> Value:
     return op.result(only_where(op, inside, taken), PARTIAL_SUM)
 
 
-def scatter(op: Operation) -> Value:
-    """scatter, scatter_add ... along a dim that is not cut."""
-    target, dim, index, source, *more = op.args
-    dim = normalise_dim(dim, len(target.shape))
-    cut = _cut_off(dim, *(v for v in (target, index, source) if isinstance(v, Value)))
-    if cut is None:
-        raise NoRule(f"{op.target} along the sharded dim")
-    values = [v for v in (target, index, source) if isinstance(v, Value)]
-    if len({v.shape[cut.dim] for v in values}) != 1:
-        raise NoRule(f"{op.target} of a part of the sharded dim")
-
-    def aligned(value: Any) -> Any:
-        if not isinstance(value, Value):
-            return value
-        return op.redistribute(value, cut, "an index and a value an element")
-
-    node = op.emit(
-        op.target, aligned(target), dim, aligned(index), aligned(source), *more, **op.kwargs
-    )
-    return op.result(node, cut)
-
-
-def _cut_off(dim: int, *values: Value) -> Shard | None:
+def cut_off(dim: int, *values: Value) -> Shard | None:
     """The first cut of a dim other than ``dim``."""
     for value in values:
         if isinstance(value.placement, Shard) and value.placement.dim != dim:
@@ -157,21 +135,6 @@ def _by_sharded_indices(
     return op.result(node, cut.on_dim(first + dim))
 
 
-def index_put(op: Operation) -> Formula:
-    """``x[mask] = value`` with one value: a choice per element."""
-    target, indices, value = op.args[:3]
-    accumulates = bool(op.argument(3, "accumulate", False))
-    is_mask = len(indices) == 1 and indices[0] is not None and indices[0].dtype == torch.bool
-    if not is_mask or accumulates or any(size != 1 for size in value.shape):
-        raise NoRule("assignment to rows by their indices")
-
-    def function(x: Any, mask: Any, value: Any) -> Any:
-        mask = mask.reshape([*mask.shape, *[1] * (x.dim() - mask.dim())])
-        return torch.where(mask, value.reshape([]), x)
-
-    return Formula(function, (target, indices[0], value))
-
-
 def masked_scatter(op: Operation) -> Formula:
     """``x`` with the n-th element of ``values`` where the mask is true for the n-th time."""
     target, mask, values = op.args[:3]
@@ -216,18 +179,29 @@ def one_hot(op: Operation) -> Formula:
     return Formula(function, (indices,))
 
 
+def buckets(op: Operation) -> Value:
+    """bucketize and searchsorted by bounds that every rank holds: where each element belongs."""
+    first, second = op.args[:2]
+    source, bounds = (first, second) if op.target is aten.bucketize.Tensor else (second, first)
+    if (
+        not isinstance(bounds, Value)
+        or len(bounds.shape) != 1
+        or op.kwargs.get("sorter") is not None
+    ):
+        raise NoRule("bounds that differ between rows")
+    cut = cut_of(source)
+    whole = op.replicate(bounds, "bounds of buckets")
+    args = (source, whole) if source is first else (whole, source)
+    return op.result(op.emit(op.target, *args, *op.args[2:], **op.kwargs), cut)
+
+
 RULES: dict[Any, RuleOrFormula] = {
     aten.embedding.default: embedding,
     aten.index_select.default: index_select,
     aten.gather.default: gather,
-    aten.scatter.src: scatter,
-    aten.scatter.value: scatter,
-    aten.scatter.reduce: scatter,
-    aten.scatter.value_reduce: scatter,
-    aten.scatter_add.default: scatter,
-    aten.scatter_reduce.two: scatter,
     aten.index.Tensor: index,
-    aten.index_put.default: index_put,
     aten.masked_scatter.default: masked_scatter,
     aten.one_hot.default: one_hot,
+    aten.bucketize.Tensor: buckets,
+    aten.searchsorted.Tensor: buckets,
 }

@@ -18,6 +18,7 @@ from torch.fx import Node
 from autosp.graph import shape_of, tensor_of
 from autosp.mask_predicate import Predicate, some_of
 from autosp.sharding.mask_builder import PredicateBuilder
+from autosp.sharding.mask_documents import IndexedPositions
 from autosp.sharding.mask_expression import (
     BATCH,
     HEAD,
@@ -59,7 +60,8 @@ def factor(mask: Node, num_queries: int, num_keys: int) -> FactoredMask:
     at = tuple(map(variable, (BATCH, HEAD, QUERY, KEY)))
     if len(shape) > len(at):
         raise Unfactored(f"a mask of {len(shape)} dims")
-    element = MaskReader((num_queries, num_keys)).broadcast(mask, at)
+    reader = MaskReader((num_queries, num_keys))
+    element = reader.broadcast(mask, at)
     square = same_size(num_queries, num_keys)
     builder = PredicateBuilder()
     proofs = MaskProofs(builder.queries, builder.keys)
@@ -67,6 +69,7 @@ def factor(mask: Node, num_queries: int, num_keys: int) -> FactoredMask:
         predicate = builder.truth(element)
     else:
         predicate = _where_zero_is_added(builder.values(element), proofs if square else None)
+    predicate = IndexedPositions(reader, builder.queries, builder.keys).rewritten(predicate)
     return FactoredMask(
         predicate,
         tuple(builder.queries),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -19,6 +19,10 @@ from autosp.sizes import plain
 
 class NoRule(Exception):
     """The rule has no sharded form for these placements: take the recorded all-gather path."""
+
+
+class CannotRedistribute(Exception):
+    """There is no direct way between two placements."""
 
 
 Redistribute = Callable[[Value, Placement, str, int | None], Value]
@@ -71,6 +75,13 @@ class Operation:
         found: list[Value] = []
         map_aggregate((self.args, self.kwargs), lambda a: _collect(found, a))
         return iter(found)
+
+    def with_values(self, change: Callable[[Value], Any]) -> Operation:
+        """The operation with each placed input replaced by ``change`` of it."""
+        args, kwargs = map_aggregate(
+            (self.args, self.kwargs), lambda a: change(a) if isinstance(a, Value) else a
+        )
+        return replace(self, args=args, kwargs=kwargs)
 
     def sharded(self) -> tuple[Value, Shard]:
         """The first sharded input with its placement.

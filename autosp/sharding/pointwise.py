@@ -8,7 +8,6 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch.fx.node import map_aggregate
 
 from autosp.placement import PARTIAL_SUM, REPLICATE, Partial, Shard
 from autosp.sharding.builder import Value
@@ -63,9 +62,8 @@ def _with_partial_input(op: Operation) -> Value:
     if op.target in ADDS and len(values) == 2 and all(v.placement == PARTIAL_SUM for v in values):
         return op.result(op.same(), PARTIAL_SUM)
     reason = f"{op.target} is not linear in its partial input"
-    summed = _replace(
-        op,
-        lambda v: op.replicate(v, reason) if isinstance(v.placement, Partial) else v,
+    summed = op.with_values(
+        lambda v: op.replicate(v, reason) if isinstance(v.placement, Partial) else v
     )
     if all(v.placement == REPLICATE for v in summed.values()):
         return op.result(summed.same(), REPLICATE)
@@ -90,7 +88,7 @@ def _aligned(op: Operation) -> Value:
         reason = f"aligned with the sharded operand {lead.node.name}"
         return op.redistribute(value, cut.on_dim(own_dim), reason)
 
-    aligned = _replace(op, align)
+    aligned = op.with_values(align)
     return op.result(aligned.same(), cut.on_dim(dim))
 
 
@@ -111,13 +109,6 @@ def type_as(op: Operation) -> Value:
     if isinstance(source.placement, Partial):
         source = op.replicate(source, "a cast may round: the sum comes first")
     return op.result(op.emit(aten.to.dtype, source, op.output.dtype), source.placement)
-
-
-def _replace(op: Operation, change: Any) -> Operation:
-    args, kwargs = map_aggregate(
-        (op.args, op.kwargs), lambda a: change(a) if isinstance(a, Value) else a
-    )
-    return Operation(op.node, args, kwargs, op.builder, op._redistribute, op._decide)
 
 
 RULES: RuleTable = {aten.type_as.default: type_as} | dict.fromkeys(

@@ -9,87 +9,54 @@ from __future__ import annotations
 
 import operator
 from collections import Counter
-from dataclasses import dataclass, replace
-from functools import partial
-from math import prod
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch.fx import Graph, GraphModule, Node
-from torch.fx._lazy_graph_module import _make_graph_module
 from torch.fx.node import map_aggregate
 
 from autosp.capture import GraphInput
 from autosp.custom_gradients import is_custom_gradient
 from autosp.dynamic_sizes import where_of
-from autosp.errors import RandomnessError, VerificationError
-from autosp.events import Alternative, Finding
+from autosp.errors import VerificationError
 from autosp.flex_attention import is_flex_attention
 from autosp.graph import (
     TAG_KEY,
     LocalTag,
-    is_write,
-    module_path,
     shape_of,
-    source_location,
     tensor_of,
 )
 from autosp.modes import restored_modes
 from autosp.pipeline import PassContext
 from autosp.placement import REPLICATE, Partial, Placement, Shard, local_shape
 from autosp.runtime.keyed_random import AGREE
-from autosp.sharding import custom_functions, token_regions
+from autosp.sharding import custom_functions
 from autosp.sharding.attention_plan import plan_attention
 from autosp.sharding.builder import ProgramBuilder, Value
 from autosp.sharding.custom_functions import Backward
+from autosp.sharding.gathering import cut_again, gathered, report_gathered
 from autosp.sharding.layout import with_users_layout
-from autosp.sharding.localise import block_inputs
-from autosp.sharding.operation import NoRule, Operation
-from autosp.sharding.randomness import draws_random_numbers
-from autosp.sharding.redistribute import CannotRedistribute, redistribute
-from autosp.sharding.rules import rule_for
+from autosp.sharding.moves import Moves, is_whole
+from autosp.sharding.operation import CannotRedistribute, NoRule, Operation
+from autosp.sharding.randomness import refuse_randomness
+from autosp.sharding.rank_program import ShardedProgram, finished, places
+from autosp.sharding.redistribute import redistribute
+from autosp.sharding.rules import rule_for, rule_name
 from autosp.sharding.seeds import (
     Seed,
     SequenceOrigins,
+    announce,
     attention_sites,
     find_origins,
     has_attention,
     sequence_cut,
 )
+from autosp.sharding.token_regions import LocalRegions
 from autosp.sharding.trace_dim import TracedDim
-from autosp.sizes import examples, same_shape, same_size
+from autosp.sizes import same_shape
 
 aten = torch.ops.aten
-
-
-@dataclass(frozen=True, slots=True)
-class LocalValue:
-    """Where the value of a node of the user's program is in the per-rank program."""
-
-    node: str
-    placement: Placement
-    shape: tuple[int, ...]
-    """Global shape."""
-    comparable: bool = True
-    """Whether combining the ranks' parts gives the user's value: not inside a region that
-    sorts each rank's own tokens."""
-
-
-@dataclass(frozen=True, slots=True)
-class ShardedProgram:
-    """The program of one rank."""
-
-    program: GraphModule
-    values: dict[str, LocalValue]
-    """User node name -> its value; only nodes that survive in the program."""
-    more_values: dict[str, tuple[LocalValue, ...]]
-    """User node name -> where else its value is: whole, and computed in blocks beside that."""
-    output_placements: tuple[Placement | None, ...]
-    output_shapes: tuple[tuple[int, ...] | None, ...]
-    """Per leaf of the output; None for what is not a tensor."""
-    num_attention_sites: int
-    fallbacks: Counter[str]
-    """Operator -> how often it took the all-gather path."""
 
 
 def shard(program: GraphModule, context: PassContext) -> ShardedProgram:
@@ -120,11 +87,8 @@ class _Walk:
             plan_attention(program.graph, context.attention, context.mesh.sp),
         )
         self._values: dict[Node, Any] = {}
-        self._moved: dict[tuple[Node, Placement, Placement, int | None], Value] = {}
-        self._whole: dict[Node, tuple[Node, _Autocast]] = {}
-        """Local node of a value computed whole -> the user's node, and the mode it ran in."""
-        self._blocks: dict[Node, list[Value]] = {}
-        """User's node -> blocks of it that were computed instead of, or beside, the whole."""
+        self._moves = Moves(self._builder, self._values, self._decide, self._check)
+        self._redistribute = self._moves.redistribute
         self._fallbacks: Counter[str] = Counter()
         self._output_placements: tuple[Placement | None, ...] = ()
         self._output_shapes: tuple[tuple[int, ...] | None, ...] = ()
@@ -132,9 +96,9 @@ class _Walk:
         """Why the value that is being made lies as it does."""
         self._gathered: set[Node] = set()
         """Nodes that took the all-gather path."""
-        self._regions = token_regions.find_token_regions(program.graph)
-        self._local_order: dict[Node, Shard] = {}
-        """Sort of a region -> how the rows that each rank sorts by itself are cut."""
+        if backward is not None:
+            backward.enter_sizes(self._builder)
+        self._regions = LocalRegions.of(program.graph)
         # One rank holds everything: no seeds, so that every value stays whole.
         origins = self._find_origins() if context.mesh.sp > 1 and backward is None else None
         self._seeds = {seed.node: seed for seed in origins.seeds} if origins else {}
@@ -155,7 +119,8 @@ class _Walk:
         return sequence_cut(along, self._context.mesh.sp, self._builder.attention.order)
 
     def run(self) -> ShardedProgram:
-        self._announce_seeds()
+        for seed in self._seeds.values():
+            announce(seed, self._cut(seed.along), self._decide)
         placeholders_done = False
         with restored_modes():
             for node in self._program.graph.nodes:
@@ -243,12 +208,12 @@ class _Walk:
         if is_custom_gradient(node.target):
             return custom_functions.emit(operation, self._shard_backward)
         if not (isinstance(node.target, torch._ops.OpOverload) or is_flex_attention(node.target)):
-            return self._state_change(node, args, kwargs)
+            # A switch of grad mode or autocast: copied, and executed for the nodes after it.
+            return self._builder.emit(node.target, *_nodes(args), **_nodes(kwargs))
         if self._context.mesh.sp > 1:
-            _refuse_randomness(operation)
-        if self._is_in_local_region(node):
-            region = self._regions[node]
-            rows = token_regions.emit(operation, region, self._local_order[region.sort])
+            refuse_randomness(operation)
+        if self._regions.begin_or_go_on(operation, self._values):
+            rows = self._regions.emit(operation)
             self._check(node, rows)
             return rows
         if node in self._seeds and node.target is aten.embedding.default:
@@ -261,34 +226,13 @@ class _Walk:
         self._check(node, result)
         return self._begin(node, result)
 
-    def _is_in_local_region(self, node: Node) -> bool:
-        """Whether ``node`` is in a region whose tokens each rank sorts by itself."""
-        region = self._regions.get(node)
-        if region is None:
-            return False
-        ids = self._values[region.ids]
-        if region.sort is node and token_regions.is_local(ids):
-            self._local_order[node] = ids.placement
-            self._decide(
-                "applied", "experts", node.name, "each rank sorts its own tokens by expert",
-                "no row that leaves the region depends on another token",
-                rule="token_regions",
-            )  # fmt: skip
-        return region.sort in self._local_order
-
-    def _has_own_order(self, node: Node) -> bool:
-        region = self._regions.get(node)
-        return (
-            region is not None and region.sort in self._local_order and region.kinds[node] != "exit"
-        )
-
     def _begin(self, node: Node, result: Any) -> Any:
         """Cut a whole value where the sequence begins, or where a fallback made it whole."""
         producer = node.args[0] if node.target is operator.getitem else node
         along = self._carriers.get(node) if producer in self._gathered else None
         if node in self._seeds:
             along = self._seeds[node].along
-        if along is None or not _is_whole(result):
+        if along is None or not is_whole(result):
             return result
         cut = self._cut(along)
         reason = "the sequence begins here" if node in self._seeds else "the sequence goes on"
@@ -303,10 +247,6 @@ class _Walk:
     def _lookup(self, argument: Any) -> Any:
         return self._values[argument] if isinstance(argument, Node) else argument
 
-    def _state_change(self, node: Node, args: Any, kwargs: Any) -> Node:
-        """A switch of grad mode or autocast: copied, and executed for the nodes after it."""
-        return self._builder.emit(node.target, *_nodes(args), **_nodes(kwargs))
-
     def _seeded(self, operation: Operation, seed: Seed) -> Operation:
         """Cut the indices of a lookup where the sequence begins."""
         table, indices = operation.args[:2]
@@ -320,7 +260,7 @@ class _Walk:
         node = with_users_layout(operation).same()
         value = operation.node.meta.get("val")
         if isinstance(value, torch.Tensor):
-            self._whole[node] = (operation.node, _autocast_of(value.device.type))
+            self._moves.computed_whole(node, operation.node, value.device.type)
             return operation.result(node, REPLICATE)
         if isinstance(value, (tuple, list)):
             return operation.results(node, [REPLICATE] * len(value))
@@ -338,68 +278,12 @@ class _Walk:
 
     def _fallback(self, operation: Operation, why: str) -> Any:
         """Make every input whole and run the operator on every rank."""
-        node = operation.node
         self._why = f"its inputs are gathered: {why}"
-        gathered_bytes = sum(
-            prod(examples(v.shape)) * v.dtype.itemsize
-            for v in operation.values()
-            if v.placement != REPLICATE
-        )
-        cost = f"{gathered_bytes / 2**20:.1f} MiB whole on every rank"
         self._fallbacks[str(operation.target)] += 1
-        self._gathered.add(node)
-        self._decide(
-            "missed", "fallback", node.name, "all-gather the inputs, run replicated", why,
-            rule="propagate.fallback",
-            alternatives=(Alternative("keep the shards", why, cost),),
-        )  # fmt: skip
-        self._context.find(
-            Finding(
-                code="gathered-operator",
-                severity="warning",
-                message=f"{operation.target} runs replicated: {why} ({cost})",
-                node=self._known_name(node.name),
-                module=module_path(node if self._backward is None else self._backward.origin),
-                source=source_location(node),
-                hint="Correct, but memory and time of this operator do not shrink with SP",
-                cost_bytes=gathered_bytes,
-            )
-        )
-        args, kwargs = map_aggregate(
-            (operation.args, operation.kwargs),
-            lambda a: (
-                self._redistribute(a, REPLICATE, f"{operation.target}: {why}", None)
-                if isinstance(a, Value)
-                else a
-            ),
-        )
-        whole = self._replicated(replace(operation, args=args, kwargs=kwargs))
-        return self._cut_again(operation, whole)
-
-    def _cut_again(self, operation: Operation, whole: Any) -> Any:
-        """Floating results that have the sharded dim go on sharded: what follows need not pay."""
-        cuts = [value for value in operation.values() if isinstance(value.placement, Shard)]
-        if not cuts:
-            return whole
-        source, cut = cuts[0], cuts[0].placement
-        assert isinstance(cut, Shard)
-
-        def again(value: Any) -> Any:
-            is_like = (
-                isinstance(value, Value)
-                and value.dtype.is_floating_point
-                and len(value.shape) == len(source.shape)
-                and same_size(value.shape[cut.dim], source.shape[cut.dim])
-            )
-            if not is_like:
-                return value
-            self._builder.amend(value.node, placement=REPLICATE, global_shape=value.shape)
-            try:
-                return self._redistribute(value, cut, "what follows goes on sharded", None)
-            except CannotRedistribute:  # few rows, in blocks that grow with the length
-                return value
-
-        return [again(value) for value in whole] if isinstance(whole, list) else again(whole)
+        self._gathered.add(operation.node)
+        inside = None if self._backward is None else self._backward.origin
+        report_gathered(self._context, operation, why, inside=inside)
+        return cut_again(operation, self._replicated(gathered(operation, why)))
 
     def _shard_backward(self, program: GraphModule, backward: Backward) -> GraphModule:
         """The backward of a custom function for this rank."""
@@ -442,75 +326,12 @@ class _Walk:
 
     # ------------------------------------------------------------------ placements
 
-    def _redistribute(
-        self, value: Value, placement: Placement, reason: str, fill: int | None
-    ) -> Value:
-        if value.placement == placement:
-            return value
-        # A slice that only drops a tail shares the node and differs in its placement alone.
-        key = (value.node, value.placement, placement, fill)
-        if key not in self._moved:
-            block = self._computed_block(value, placement, reason) if fill is None else None
-            if block is not None:
-                self._moved[key] = block
-                return block
-            moved = redistribute(self._builder, value, placement, reason=reason, fill=fill)
-            self._moved[key] = moved
-            origin = self._builder.origin
-            self._decide(
-                "applied", "redistribute", origin.name if origin else "",
-                f"{value.placement} -> {placement} of {value.node.name}", reason,
-                rule="redistribute",
-            )  # fmt: skip
-        return self._moved[key]
-
-    def _computed_block(self, value: Value, placement: Placement, reason: str) -> Value | None:
-        """A block of a whole value, computed from blocks of what the value comes from."""
-        node, mode = self._whole.get(value.node, (None, None))
-        if node is None or value.placement != REPLICATE or not isinstance(placement, Shard):
-            return None
-        rows = value.shape[placement.dim]
-        is_plain = same_size(placement.outer, 1) and same_size(placement.atom, rows)
-        rule = rule_for(node.target)
-        if not is_plain or rule is None or mode != _autocast_of(value.local.device.type):
-            return None
-        cuts = block_inputs(node, placement.dim)
-        if cuts is None or not all(_is_whole(self._values[source]) for source in cuts):
-            return None
-        with self._builder.on_behalf_of(node, suffix="_block"):
-
-            def read(argument: Any) -> Any:
-                known = self._lookup(argument)
-                if not isinstance(argument, Node) or argument not in cuts:
-                    return known
-                return self._redistribute(known, placement.on_dim(cuts[argument]), reason, None)
-
-            args, kwargs = map_aggregate((node.args, node.kwargs), read)
-            block = rule(
-                Operation(node, args, kwargs, self._builder, self._redistribute, self._decide)
-            )
-            assert isinstance(block, Value) and block.placement == placement, (node, block)
-            self._check(node, block)
-        self._blocks.setdefault(node, []).append(block)
-        return block
-
     def _decide(self, status: Any, topic: str, node: str, *args: Any, **kwargs: Any) -> None:
         self._context.decide(status, topic, self._known_name(node), *args, **kwargs)
 
     def _known_name(self, node: str) -> str:
         """A node of the user's program: that of the function, where this is its backward."""
         return node if self._backward is None else self._backward.origin.name
-
-    def _announce_seeds(self) -> None:
-        for seed in self._seeds.values():
-            cut = self._cut(seed.along)
-            padding = f"; padding rows: {cut.pad_text}" if cut.is_padded else ""
-            self._decide(
-                "applied", "seed", seed.node.name, f"cut on dim {seed.dim}: {cut}",
-                "first floating tensor that carries the sequence dim of the attention queries"
-                + padding,
-                rule="seeds.find_seeds",
-            )  # fmt: skip
 
     def _cut_floating_inputs(self) -> None:
         for seed in self._seeds.values():
@@ -556,29 +377,13 @@ class _Walk:
         )
 
     def _finish(self) -> ShardedProgram:
-        self._graph.eliminate_dead_code(is_impure_node=_must_stay)
-        self._graph.lint()
-        program = _make_graph_module(self._program, self._graph, "RankProgram")
-        alive = set(self._graph.nodes)
-        values: dict[str, LocalValue] = {}
-        more_values: dict[str, tuple[LocalValue, ...]] = {}
-        for node, whole in self._values.items():
-            copies = [
-                LocalValue(
-                    value.node.name,
-                    value.placement,
-                    value.shape,
-                    comparable=not self._has_own_order(node),
-                )
-                for value in (whole, *self._blocks.get(node, ()))
-                if isinstance(value, Value) and value.node in alive
-            ]
-            if copies:
-                values[node.name], more_values[node.name] = copies[0], tuple(copies[1:])
-                if (
-                    isinstance(whole, Value) and not copies[0].comparable
-                ):  # rows in the rank's own order, counts of its own
-                    self._builder.amend(whole.node, placement=None, global_shape=None)
+        program = finished(self._program, self._graph)
+        values, more_values = places(
+            self._values,
+            self._moves.blocks,
+            self._builder,
+            has_own_order=self._regions.has_own_order,
+        )
         return ShardedProgram(
             program,
             values,
@@ -590,49 +395,5 @@ class _Walk:
         )
 
 
-_Autocast = tuple[bool, torch.dtype]
-
-
-def _autocast_of(device: str) -> _Autocast:
-    """What an operator that is executed now would be subject to."""
-    return torch.is_autocast_enabled(device), torch.get_autocast_dtype(device)
-
-
-def rule_name(rule: Any) -> str:
-    """``linear_algebra.linear``: the module of the rule and its function."""
-    function = rule.args[0] if isinstance(rule, partial) else rule  # see rules.rule_for
-    function = getattr(function, "func", function)
-    return f"{function.__module__.rpartition('.')[2]}.{function.__name__}"
-
-
-def _is_whole(value: Any) -> bool:
-    return isinstance(value, Value) and value.placement == REPLICATE
-
-
 def _nodes(arguments: Any) -> Any:
     return map_aggregate(arguments, lambda a: a.node if isinstance(a, Value) else a)
-
-
-def _must_stay(node: Node) -> bool:
-    """Collectives nobody reads are dead code here: the program is SPMD, all ranks drop them."""
-    if node.op in ("placeholder", "output") or is_write(node):
-        return True
-    return (
-        node.op == "call_function"
-        and not isinstance(node.target, torch._ops.OpOverload)
-        and node.target is not operator.getitem
-        and not is_custom_gradient(node.target)
-        and not is_flex_attention(node.target)
-    )
-
-
-def _refuse_randomness(operation: Operation) -> None:
-    if not draws_random_numbers(operation.target, operation.args, operation.kwargs):
-        return
-    where = source_location(operation.node)
-    raise RandomnessError(
-        f"{operation.target} draws random numbers, which would not agree between the ranks",
-        where=f"{where.file}:{where.line}" if where else "",
-        hint="It has no form whose numbers depend on positions alone: leave it out of the forward, "
-        "or call model.eval()",
-    )

@@ -11,6 +11,8 @@ from typing import Any
 
 import torch
 
+from autosp.errors import RandomnessError
+from autosp.graph import source_location
 from autosp.placement import PARTIAL_SUM, REPLICATE, Partial, Shard
 from autosp.runtime import keyed_random
 from autosp.sharding.builder import Value
@@ -118,6 +120,19 @@ def drops_nothing(op: Operation) -> Value:
     if isinstance(source.placement, Partial):
         source = op.replicate(source, f"{op.target} of a partial input")
     return op.result(op.emit(op.target, source, *op.args[1:]), source.placement)
+
+
+def refuse_randomness(operation: Operation) -> None:
+    """Raise RandomnessError if the numbers that an operator draws would differ between ranks."""
+    if not draws_random_numbers(operation.target, operation.args, operation.kwargs):
+        return
+    where = source_location(operation.node)
+    raise RandomnessError(
+        f"{operation.target} draws random numbers, which would not agree between the ranks",
+        where=f"{where.file}:{where.line}" if where else "",
+        hint="It has no form whose numbers depend on positions alone: leave it out of the forward, "
+        "or call model.eval()",
+    )
 
 
 INACTIVE = (

@@ -40,16 +40,11 @@ from autosp.placement import (
 )
 from autosp.sharding.builder import ProgramBuilder, Value
 from autosp.sharding.halo import TooFar, Window, fetch, is_plain
-from autosp.sizes import is_symbolic, most_rows, same_shape, same_size
+from autosp.sharding.operation import CannotRedistribute
+from autosp.sharding.padding_rows import local_sizes, pad_rows, split_dim
+from autosp.sizes import is_symbolic, same_shape, same_size
 
 aten = torch.ops.aten
-
-NUM_VALID_ROWS_KEY = "autosp_num_valid_rows"
-"""Key in ``node.meta`` of the row that padding repeats: how many rows there were to choose from."""
-
-
-class CannotRedistribute(Exception):
-    """There is no direct way between two placements."""
 
 
 def redistribute(
@@ -110,61 +105,6 @@ def _only_blocks_differ(value: Value, source: Shard, target: Shard) -> bool:
     return same and is_plain(value, source) and is_plain(value, target)
 
 
-def _split(shape: tuple[int, ...], dim: int, sizes: tuple[int, ...]) -> list[int]:
-    return [*shape[:dim], *sizes, *shape[dim + 1 :]]
-
-
-def _sizes(node: Node) -> tuple[int, ...]:
-    return tuple(node.meta["val"].shape)
-
-
-def _pad_rows(builder: ProgramBuilder, node: Node, dim: int, cut: Shard, fill: int | None) -> Node:
-    """Append the padding rows of ``cut`` on ``dim``: a constant, or a repeated valid row.
-
-    Where the length decides how many there are, append more than there can be: no tensor then
-    has a size that is zero at some lengths, and the blocks never take all rows.
-    """
-    if not cut.is_padded:
-        return node
-    sizes, pad = _sizes(node), cut.pad
-    if is_symbolic(pad):
-        try:
-            pad = most_rows(pad, builder.num_ranks) + 1
-        except ValueError as why:
-            raise CannotRedistribute(f"the padding of {cut}: {why}") from None
-    rows = _split(sizes, dim, (pad,))
-    if fill is not None and not is_symbolic(cut.pad):
-        widths = [0, 0] * (len(sizes) - 1 - dim) + [0, pad]
-        return builder.emit(aten.constant_pad_nd.default, node, widths, fill)
-    if fill is not None:
-        appended = builder.emit(aten.new_full.default, node, rows, fill)
-    else:
-        valid_row = _valid_row(builder, node, dim)
-        appended = builder.emit(aten.expand.default, valid_row, rows)
-    return builder.emit(aten.cat.default, [node, appended], dim)
-
-
-def _valid_row(builder: ProgramBuilder, node: Node, dim: int) -> Node:
-    """The row that padding rows repeat; :func:`fill_padding` may choose another."""
-    num_rows = _sizes(node)[dim]
-    if is_symbolic(num_rows):
-        row = num_rows - 1 if builder.padding_fill == "last" else 0
-        valid_row = builder.emit(aten.slice.Tensor, node, dim, row, row + 1)
-    else:
-        valid_row = builder.emit(aten.slice.Tensor, node, dim, 0, 1)
-    valid_row.meta[NUM_VALID_ROWS_KEY] = num_rows
-    if not is_symbolic(num_rows):
-        fill_padding(valid_row, builder.padding_fill)
-    return valid_row
-
-
-def fill_padding(valid_row: Node, fill: str) -> None:
-    """Choose the row that padding rows repeat: the ``last`` or the ``first`` valid one."""
-    node, dim = valid_row.args[:2]
-    row = valid_row.meta[NUM_VALID_ROWS_KEY] - 1 if fill == "last" else 0
-    valid_row.args = (node, dim, row, row + 1)
-
-
 def _slice(builder: ProgramBuilder, value: Value, target: Shard, fill: int | None) -> Node:
     """This rank's block of a replicated tensor."""
     sizes, dim = value.shape, target.dim
@@ -174,9 +114,11 @@ def _slice(builder: ProgramBuilder, value: Value, target: Shard, fill: int | Non
     if viewed:
         atom_dim = dim + 1
         node = builder.emit(
-            aten.reshape.default, node, _split(sizes, dim, (target.outer, target.atom, inner))
+            aten.reshape.default,
+            node,
+            split_dim(sizes, dim, (target.outer, target.atom, inner)),
         )
-    node = _pad_rows(builder, node, atom_dim, target, fill)
+    node = pad_rows(builder, node, atom_dim, target, fill)
     pieces = [
         builder.emit(aten.slice.Tensor, node, atom_dim, first, end)
         for first, end in target.bounds(builder.rank, builder.num_ranks)
@@ -195,7 +137,11 @@ def _slice(builder: ProgramBuilder, value: Value, target: Shard, fill: int | Non
 def _start_and_wait(
     builder: ProgramBuilder, kind: str, source: Placement, target: Placement, node: Node
 ) -> Node:
-    """Emit the collective and its wait on the packed ``node``."""
+    """Emit the collective and its wait on the packed ``node``; complex numbers travel as pairs."""
+    if node.meta["val"].is_complex():
+        pairs = builder.emit(aten.view_as_real.default, node)
+        received = _start_and_wait(builder, kind, source, target, pairs)
+        return builder.emit(aten.view_as_complex.default, received)
     num_ranks, group = builder.num_ranks, builder.group_name
     call: tuple[Any, ...]
     tag = CollectiveTag(kind, "sp", num_ranks, str(source), str(target))  # type: ignore[arg-type]
@@ -220,13 +166,13 @@ def _pack_for(builder: ProgramBuilder, value: Value, target: Shard, leading: int
     """
     with builder.role("pack"):
         node = value.node
-        sizes, dim = _sizes(node), target.dim
+        sizes, dim = local_sizes(node), target.dim
         inner = value.shape[dim] // (target.outer * target.atom)
         if target.is_padded:
             if not (same_size(target.outer, 1) and same_size(inner, 1)):
                 raise CannotRedistribute(f"padding a strided cut {target}")
-            node = _pad_rows(builder, node, dim, target, None)
-            sizes = _sizes(node)
+            node = pad_rows(builder, node, dim, target, None)
+            sizes = local_sizes(node)
         if target.order == "zigzag":
             if target.outer != 1 or inner != 1:
                 raise CannotRedistribute(f"to a strided cut {target}")
@@ -236,7 +182,7 @@ def _pack_for(builder: ProgramBuilder, value: Value, target: Shard, leading: int
             return _stacked_blocks(builder, node, dim, block, leading)
         strided = not same_size(target.outer, 1)
         split = ((target.outer,) if strided else ()) + (builder.num_ranks, block * inner)
-        node = builder.emit(aten.reshape.default, node, _split(sizes, dim, split))
+        node = builder.emit(aten.reshape.default, node, split_dim(sizes, dim, split))
         rank_dim = dim + strided
         order = [d for d in range(len(sizes) + len(split) - 1) if d != rank_dim]
         if leading is not None:
@@ -285,7 +231,7 @@ def _all_to_all(builder: ProgramBuilder, value: Value, source: Shard, target: Sh
     packed = _pack_for(builder, value, target, source.dim)
     received = _start_and_wait(builder, "all_to_all", source, target, packed)
     with builder.role("unpack"):
-        sizes = _sizes(received)
+        sizes = local_sizes(received)
         local_rest = sizes[2:]
         gathered = merge_blocks(builder, received, 0, source, value.shape[source.dim])
         # [source.dim, rest...] back to the order of the tensor
@@ -308,32 +254,32 @@ def merge_blocks(
     num_ranks = builder.num_ranks
     block = cut.block(num_ranks)
     inner = global_size // (cut.outer * cut.atom)
-    sizes = _sizes(node)[1:]
+    sizes = local_sizes(node)[1:]
     if is_symbolic(cut.pad):
         return _merge_rows_first(builder, node, dim, cut, inner)
     simple = same_size(cut.outer, 1) and dim == 0
     if not simple:
         split = (cut.outer, block, inner)
-        node = builder.emit(aten.reshape.default, node, [num_ranks, *_split(sizes, dim, split)])
+        node = builder.emit(aten.reshape.default, node, [num_ranks, *split_dim(sizes, dim, split)])
         order = list(range(1, len(sizes) + 3))
         order.insert(dim + 1, 0)
         node = builder.emit(aten.permute.default, node, order)
     padded = num_ranks * block
     if cut.pad or cut.order == "zigzag":
-        rows = _split(sizes, dim, (cut.outer, padded, inner))
+        rows = split_dim(sizes, dim, (cut.outer, padded, inner))
         node = builder.emit(aten.reshape.default, node, rows)
     if cut.order == "zigzag":
         node = natural_order(builder, node, dim + 1, num_ranks)
     if cut.pad:
         node = builder.emit(aten.slice.Tensor, node, dim + 1, 0, cut.atom)
-    return builder.emit(aten.reshape.default, node, _split(sizes, dim, (global_size,)))
+    return builder.emit(aten.reshape.default, node, split_dim(sizes, dim, (global_size,)))
 
 
 def natural_order(builder: ProgramBuilder, node: Node, dim: int, num_ranks: int) -> Node:
     """Rows of all ranks side by side, each rank's in zigzag order -> rows by position."""
-    sizes = _sizes(node)
+    sizes = local_sizes(node)
     chunk = sizes[dim] // (2 * num_ranks)
-    node = builder.emit(aten.reshape.default, node, _split(sizes, dim, (num_ranks, 2, chunk)))
+    node = builder.emit(aten.reshape.default, node, split_dim(sizes, dim, (num_ranks, 2, chunk)))
     lower = builder.emit(aten.select.int, node, dim + 1, 0)
     upper = builder.emit(aten.select.int, node, dim + 1, 1)
     upper = builder.emit(aten.flip.default, upper, [dim])
@@ -343,9 +289,9 @@ def natural_order(builder: ProgramBuilder, node: Node, dim: int, num_ranks: int)
 
 def zigzag_order(builder: ProgramBuilder, node: Node, dim: int, num_ranks: int) -> Node:
     """The reverse of :func:`natural_order`."""
-    sizes = _sizes(node)
+    sizes = local_sizes(node)
     chunk = sizes[dim] // (2 * num_ranks)
-    node = builder.emit(aten.reshape.default, node, _split(sizes, dim, (2, num_ranks, chunk)))
+    node = builder.emit(aten.reshape.default, node, split_dim(sizes, dim, (2, num_ranks, chunk)))
     lower = builder.emit(aten.select.int, node, dim, 0)
     upper = builder.emit(aten.select.int, node, dim, 1)
     upper = builder.emit(aten.flip.default, upper, [dim])
@@ -361,17 +307,17 @@ def _merge_rows_first(
     They are cut off the outermost dim: only there it does not depend on their number how the
     rest lies in memory, which torch asks for.
     """
-    num_ranks, block, sizes = builder.num_ranks, cut.block(builder.num_ranks), _sizes(node)[1:]
-    rest = _split(sizes, dim, (cut.outer, inner))
+    num_ranks, block, sizes = builder.num_ranks, cut.block(builder.num_ranks), local_sizes(node)[1:]
+    rest = split_dim(sizes, dim, (cut.outer, inner))
     split = (cut.outer, block, inner)
-    node = builder.emit(aten.reshape.default, node, [num_ranks, *_split(sizes, dim, split)])
+    node = builder.emit(aten.reshape.default, node, [num_ranks, *split_dim(sizes, dim, split)])
     node = builder.emit(aten.movedim.int, node, dim + 2, 1)
     node = builder.emit(aten.reshape.default, node, [num_ranks * block, *rest])
     node = builder.emit(aten.slice.Tensor, node, 0, 0, cut.atom)
     node = builder.emit(aten.movedim.int, node, 0, dim + 1)
     node = builder.emit(aten.clone.default, node, memory_format=torch.contiguous_format)
     rows = cut.outer * cut.atom * inner
-    return builder.emit(aten.reshape.default, node, _split(sizes, dim, (rows,)))
+    return builder.emit(aten.reshape.default, node, split_dim(sizes, dim, (rows,)))
 
 
 def _all_gather(builder: ProgramBuilder, value: Value, source: Shard) -> Node:
@@ -381,7 +327,7 @@ def _all_gather(builder: ProgramBuilder, value: Value, source: Shard) -> Node:
         if is_bool:  # collectives of bool are not supported by every backend
             node = builder.emit(aten.to.dtype, node, torch.uint8)
         node = builder.emit(aten.contiguous.default, node)
-        sizes = _sizes(node)
+        sizes = local_sizes(node)
         node = builder.emit(aten.reshape.default, node, [1, *sizes])
     node = _start_and_wait(builder, "all_gather", source, REPLICATE, node)
     with builder.role("unpack"):

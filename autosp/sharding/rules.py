@@ -17,11 +17,14 @@ from autosp.sharding import (
     factories,
     formula,
     handwritten,
+    index_writes,
     indexing,
     linear_algebra,
     loss,
     mutation,
+    orderings,
     pointwise,
+    pooling,
     randomness,
     reductions,
     scans,
@@ -38,12 +41,15 @@ RULES: dict[Any, RuleOrFormula] = {
     **shapes.RULES,
     **shifts.RULES,
     **convolution.RULES,
+    **pooling.RULES,
     **linear_algebra.RULES,
     **along_dim.RULES,
+    **orderings.RULES,
     **reductions.RULES,
     **scans.RULES,
     **factories.RULES,
     **indexing.RULES,
+    **index_writes.RULES,
     **loss.RULES,
     **attention.RULES,
     **mutation.RULES,
@@ -66,3 +72,10 @@ def _own_rule(target: Any) -> RuleOrFormula | None:
     if pointwise.is_pointwise(target):
         return pointwise.pointwise
     return formula.composite if formula.is_composite(target) else None
+
+
+def rule_name(rule: Any) -> str:
+    """``linear_algebra.linear``: the module of the rule and its function."""
+    function = rule.args[0] if isinstance(rule, partial) else rule  # see rules.rule_for
+    function = getattr(function, "func", function)
+    return f"{function.__module__.rpartition('.')[2]}.{function.__name__}"

@@ -8,6 +8,7 @@ pieces (image patches after a class token, text with images merged in). Those ar
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import torch
@@ -184,3 +185,13 @@ def _fed_by_the_user(graph: Graph) -> set[Node]:
         if is_source or any(source in fed for source in node.all_input_nodes):
             fed.add(node)
     return fed
+
+
+def announce(seed: Seed, cut: Shard, decide: Callable[..., None]) -> None:
+    """Record where the sequence begins to be cut, and why there."""
+    padding = f"; padding rows: {cut.pad_text}" if cut.is_padded else ""
+    decide(
+        "applied", "seed", seed.node.name, f"cut on dim {seed.dim}: {cut}",
+        "first floating tensor that carries the sequence dim of the attention queries" + padding,
+        rule="seeds.find_seeds",
+    )  # fmt: skip

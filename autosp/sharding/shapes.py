@@ -1,4 +1,4 @@
-"""Repetition and triangles: what depends on positions in dims that may be cut."""
+"""Repetition, triangles, channels: what depends on positions in dims that may be cut."""
 
 from __future__ import annotations
 
@@ -47,6 +47,18 @@ def gated_linear_unit(op: Operation) -> Value:
     return op.result(op.same(), cut)
 
 
+def leaky_by_channel(op: Operation) -> Formula:
+    """``prelu``: one slope, or one a channel (dim 1)."""
+    source, slopes = op.args
+
+    def function(x: Any, slopes: Any) -> Any:
+        if slopes.numel() != 1:
+            slopes = slopes.reshape([-1, *[1] * (x.dim() - 2)])
+        return torch.where(x > 0, x, slopes * x)
+
+    return Formula(function, (source, slopes))
+
+
 def diagonal(op: Operation) -> Value:
     """The diagonal of two dims that are not cut."""
     source: Value = op.args[0]
@@ -63,6 +75,7 @@ RULES: dict[Any, RuleOrFormula] = {
     aten.repeat.default: repeat,
     aten.tril.default: triangle,
     aten.triu.default: triangle,
+    aten.prelu.default: leaky_by_channel,
     aten.glu.default: gated_linear_unit,
     aten.diagonal.default: diagonal,
 }

@@ -195,12 +195,46 @@ def _is_grouped_product(node: Node) -> bool:
 # ---------------------------------------------------------------------- emission
 
 
-def is_local(ids: Any) -> bool:
-    """Whether a rank holds the pairs of its own tokens, and so can sort them by itself."""
-    return isinstance(ids, Value) and isinstance(ids.placement, Shard)
+@dataclass(slots=True)
+class LocalRegions:
+    """The regions of a program, and those of them whose tokens each rank sorts by itself."""
+
+    _regions: Mapping[Node, TokenRegion]
+    _orders: dict[Node, Shard] = field(default_factory=dict)
+    """Sort of a region -> how the rows that each rank sorts are cut."""
+
+    @staticmethod
+    def of(graph: Graph) -> LocalRegions:
+        return LocalRegions(find_token_regions(graph))
+
+    def begin_or_go_on(self, op: Operation, values: Mapping[Node, Any]) -> bool:
+        """Whether ``op`` is in such a region; its sort decides, by how the ids are placed."""
+        region = self._regions.get(op.node)
+        if region is None:
+            return False
+        ids = values[region.ids]
+        is_local = isinstance(ids, Value) and isinstance(ids.placement, Shard)
+        if region.sort is op.node and is_local:
+            self._orders[op.node] = ids.placement
+            op.decide(
+                "applied", "experts", "each rank sorts its own tokens by expert",
+                "no row that leaves the region depends on another token",
+                rule="token_regions",
+            )  # fmt: skip
+        return region.sort in self._orders
+
+    def has_own_order(self, node: Node) -> bool:
+        """Whether the rows of a node are in an order of the rank's own."""
+        region = self._regions.get(node)
+        return region is not None and region.sort in self._orders and region.kinds[node] != "exit"
+
+    def emit(self, op: Operation) -> Value | list[Value]:
+        """One node of a region, on the rows of this rank."""
+        region = self._regions[op.node]
+        return _emit(op, region, self._orders[region.sort])
 
 
-def emit(op: Operation, region: TokenRegion, cut: Shard) -> Value | list[Value]:
+def _emit(op: Operation, region: TokenRegion, cut: Shard) -> Value | list[Value]:
     """One node of the region, on the rows of this rank. ``cut`` is that of the ids."""
     node, kind = op.node, region.kinds[op.node]
 

@@ -180,6 +180,22 @@ def unbind(op: Operation) -> list[Value]:
     return op.results(op.same(), [placement] * len(op.outputs))
 
 
+def as_complex(op: Operation) -> Value:
+    """``[..., 2] -> [...]``: the pairs of the last dim as one number each."""
+    source: Value = op.args[0]
+    if isinstance(source.placement, Shard) and source.placement.dim == len(source.shape) - 1:
+        raise NoRule("pairs of the sharded dim as complex numbers")
+    local, node = source.local, source.node
+    if local.stride(-1) != 1 or any(step % 2 for step in local.stride()[:-1]):
+        node = op.emit(aten.contiguous.default, source)
+    return op.result(op.emit(op.target, node), source.placement)
+
+
+def as_real(op: Operation) -> Value:
+    """``[...] -> [..., 2]``: a complex number as a pair."""
+    return op.result(op.same(), op.args[0].placement)
+
+
 def concatenate(op: Operation) -> Value:
     return _join(op, stacked=False)
 
@@ -189,7 +205,8 @@ def stack(op: Operation) -> Value:
 
 
 def _join(op: Operation, *, stacked: bool) -> Value:
-    parts: list[Value] = list(op.args[0])
+    # An empty vector joins anything: caches of keys and values begin as one.
+    parts: list[Value] = [part for part in op.args[0] if part.shape != (0,) or len(op.shape) == 1]
     dim = normalise_dim(op.argument(1, "dim", 0), len(op.shape))
     filled = [part for part in parts if 0 not in part.shape]
     if not stacked and len(filled) == 1 and filled[0].dtype == op.output.dtype:
@@ -242,6 +259,8 @@ RULES: dict[Any, RuleOrFormula] = {
     aten.split_with_sizes.default: split,
     aten.chunk.default: split,
     aten.unbind.int: unbind,
+    aten.view_as_complex.default: as_complex,
+    aten.view_as_real.default: as_real,
     aten.cat.default: concatenate,
     aten.stack.default: stack,
 }

@@ -7,10 +7,10 @@ from math import prod
 import torch
 
 from autosp.capture import capture
-from autosp.compilation import lower_to_rank
 from autosp.dry_run import dynamo_graph
 from autosp.events import SilentRecorder
 from autosp.graph import tensor_of
+from autosp.lowering import lower_to_rank
 from autosp.mesh import Mesh
 from autosp.pipeline import PassContext
 from tests.support.programs import WIDTH, SmallModel, assert_right, tokens

@@ -12,10 +12,11 @@ from torch._dynamo.exc import BackendCompilerFailed
 
 import autosp
 from autosp.collective_order import check_same_collectives, collective_list
-from autosp.compilation import derive_graphs, lower_to_rank
+from autosp.compilation import derive_graphs
 from autosp.dry_run import dry_run, dynamo_graph
 from autosp.errors import CollectiveOrderError, RankError
 from autosp.events import Decision, ListRecorder
+from autosp.lowering import lower_to_rank
 from autosp.mesh import Mesh
 from autosp.pipeline import PassContext
 from autosp.runtime.agreement import agree_on_collectives

@@ -43,6 +43,7 @@ TWO_RANKS = {**EXACT, **ADAM, **LOOSE}
 
 OTHERS = {
     "no degree": partial(compile_error, sequence_parallel_size=None),
+    "own groups": partial(compile_error, data_parallel_size=1),
     "own compiler": partial(compile_error, compile={"deepcompile": True}),
     "another degree": degree_error,
     "doubled gradients": doubled_gradients_error,
@@ -98,6 +99,7 @@ def test_bf16_follows_float32(on_two_ranks, name):
     [
         ("stage 3", "ZeRO stage 3 cuts the parameters"),
         ("no degree", "the DeepSpeed config has sequence_parallel_size not set"),
+        ("own groups", "the engine has its own sequence-parallel groups (2 ranks)"),
         ("own compiler", "turns on DeepSpeed's own compiler"),
         ("another degree", "sequence_parallel_size 2, the mesh sp 1"),
         ("doubled gradients", "gradients are 2 times the average over the 2 ranks"),

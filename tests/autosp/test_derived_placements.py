@@ -16,11 +16,11 @@ import pytest
 import torch
 from torch.fx import GraphModule
 
-from autosp.compilation import RankCompilation
 from autosp.derived_placements import Placed, dual, placed_of, reshaped
 from autosp.dry_run import dry_run
 from autosp.events import GraphSnapshot, ListRecorder, NodeRecord
 from autosp.graph import is_backward
+from autosp.lowering import RankCompilation
 from autosp.mesh import Mesh
 from autosp.oracle.combine import combine_cotangents, combine_values
 from autosp.oracle.lockstep import run_ranks

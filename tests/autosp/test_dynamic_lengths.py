@@ -97,12 +97,6 @@ def test_a_ring_is_refused_for_a_length_that_stays_dynamic(heads, choice, messag
     assert "\n" not in str(caught.value)
 
 
-def test_a_custom_function_is_refused_for_a_length_that_stays_dynamic():
-    model = SmallModel(after=lambda m, x: Doubled.apply(x))
-    with pytest.raises(AutoSPError, match="dim 1 of ids .* custom torch.autograd.Function"):
-        check_lengths(model, [small_call(2, 12)], num_ranks=2)
-
-
 def test_a_flip_of_a_dynamic_length_gathers_and_says_so():
     calls = [small_call(2, length) for length in (14, 9)]
     found = check_lengths(SmallModel(after=lambda m, x: x.flip(1)), calls, num_ranks=2)
@@ -160,16 +154,6 @@ def test_an_observer_sees_numbers_and_what_the_program_serves(fake_ranks):
     assert (2, 17, 64) in shapes and (2, 9, 64) in shapes
     assert all(type(size) is int for shape in shapes for size in shape)
     assert {s.graph for s in snapshots} >= {"program", "joint", "forward", "backward"}
-
-
-class Doubled(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x):
-        return 2 * x
-
-    @staticmethod
-    def backward(ctx, gradient):
-        return 2 * gradient
 
 
 def with_heads(q, k, v, heads):

@@ -8,6 +8,7 @@ import pytest
 
 from autosp.verification_processes import run_on_ranks
 from tests.support.dynamic_cases import (
+    function_of_every_length,
     logits_of_every_length,
     one_program_for_lengths,
     parts_of_every_length,
@@ -19,6 +20,7 @@ CASES = {
     "gpt": partial(one_program_for_lengths, "gpt", (17, 16, 23, 32)),
     "logits": logits_of_every_length,
     "parts": parts_of_every_length,
+    "function": function_of_every_length,
     "ring": ring_of_a_dynamic_length,
 }
 
@@ -28,7 +30,7 @@ def two():
     return run_on_ranks(partial(run_cases, CASES), num_ranks=2)
 
 
-@pytest.mark.parametrize("name", ["gpt", "logits", "parts"])
+@pytest.mark.parametrize("name", ["gpt", "logits", "parts", "function"])
 def test_two_ranks_equal_the_eager_model_at_every_length(two, name):
     errors = two[name]
     assert not isinstance(errors, str), errors

@@ -13,7 +13,7 @@ from autosp.passes.factor_masks import FactorMasks
 from autosp.pipeline import PassContext
 from autosp.runtime.masked_attention import MASKED_ATTENTION
 from tests.support import mask_page
-from tests.support.masks import FACTORED, KEPT, sample_ids
+from tests.support.masks import FACTORED, KEPT, packed_positions, sample_ids
 
 LENGTH = 13
 
@@ -80,3 +80,53 @@ def test_every_mask_is_right_under_every_form_and_the_page_says_so():
     assert page == mask_page.render(mask_page.rows()), (
         "write the page again: python -m tests.support.mask_page"
     )
+
+
+# ---------------------------------------------------------------------- positions in documents
+
+
+def numbers_of(place, step=1):
+    """As transformers numbers documents, of places that go on by ``step``."""
+    return (torch.diff(place, prepend=place[:, :1] - 1, dim=-1) != step).cumsum(-1)
+
+
+def tied(ids, *, number, place, join=torch.logical_and):
+    """Within a document of ``number``, keys up to the query by ``place``."""
+    same = number[:, None, :, None] == number[:, None, None, :]
+    return join(same, place[:, None, None, :] <= place[:, None, :, None])
+
+
+def place_and_more(ids):
+    return packed_positions(ids) + 3
+
+
+KNOWN = {
+    "positions": (lambda ids: tied(ids, number=numbers_of(p := packed_positions(ids)), place=p)),
+    "started elsewhere": (
+        lambda ids: tied(ids, number=numbers_of(p := place_and_more(ids)), place=p)
+    ),
+    "any numbers": (lambda ids: tied(ids, number=numbers_of(ids), place=ids)),
+    "a window": lambda ids: (
+        tied(ids, number=numbers_of(ids), place=ids)
+        & (ids[:, None, None, :] > ids[:, None, :, None] - 3)
+    ),
+}
+UNKNOWN = {
+    "steps of two": lambda ids: tied(ids, number=numbers_of(2 * ids, 2), place=ids),
+    "other positions": lambda ids: tied(ids, number=numbers_of(ids), place=ids.flip(-1)),
+    "either": lambda ids: tied(ids, number=numbers_of(ids), place=ids, join=torch.logical_or),
+    "twice": lambda ids: tied(ids, number=numbers_of(ids).cumsum(-1), place=ids),
+}
+
+
+@pytest.mark.parametrize("name", [*KNOWN, *UNKNOWN])
+def test_positions_in_documents_count_like_indices_only_where_that_is_proved(name):
+    inputs = operands()
+    inputs[3] = packed_positions(inputs[3]) if name in KNOWN else inputs[3]
+    attention = attention_with((KNOWN | UNKNOWN)[name])
+    program, (decision,) = factored(attention, inputs)
+    (site,) = program.graph.find_nodes(op="call_function", target=MASKED_ATTENTION)
+    assert site.kwargs["is_causal"] is (name in KNOWN), decision
+    torch.testing.assert_close(program(*inputs), attention(*inputs), rtol=1e-12, atol=1e-12)
+    inputs[3] = torch.randint(-4, 4, inputs[3].shape, generator=torch.Generator().manual_seed(3))
+    torch.testing.assert_close(program(*inputs), attention(*inputs), rtol=1e-12, atol=1e-12)

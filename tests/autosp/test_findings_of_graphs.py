@@ -17,7 +17,6 @@ from autosp.graph import collective_kind, functional
 from autosp.hardware import find_device
 from autosp.mesh import Mesh
 from autosp.sharding.operation import NoRule
-from autosp.sharding.propagate import _Walk
 from autosp.sharding.rules import RULES
 from autosp_inspector.target.fake_build import fake_build, new_fake_mode
 from tests.support.dry_runs import request_for
@@ -210,7 +209,7 @@ def test_saved_tensors_that_are_whole(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("autosp.checks.replicated_work.LARGE_BYTES", 1)
     assert "replicated-saved" not in codes(compiled().findings)
     monkeypatch.setitem(RULES, aten.linear.default, without_rule)
-    monkeypatch.setattr(_Walk, "_cut_again", lambda walk, operation, whole: whole)
+    monkeypatch.setattr("autosp.sharding.propagate.cut_again", lambda operation, whole: whole)
     finding = the("replicated-saved", compiled().findings)
     assert "bytes saved for the backward" in finding.message
     assert finding.cost_bytes
@@ -220,7 +219,7 @@ def test_whole_tensors_say_where_they_were_gathered(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(whole_tensors, "LARGE_BYTES", 1)
     assert "replicated-sequence" not in codes(compiled().findings)
     monkeypatch.setitem(RULES, aten.linear.default, without_rule)
-    monkeypatch.setattr(_Walk, "_cut_again", lambda walk, operation, whole: whole)
+    monkeypatch.setattr("autosp.sharding.propagate.cut_again", lambda operation, whole: whole)
     finding = the("replicated-sequence", compiled().findings)
     assert finding.severity == "warning"
     assert "gathered at linear (aten.linear.default: planted)" in finding.message

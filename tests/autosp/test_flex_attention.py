@@ -6,6 +6,7 @@ from functools import partial
 
 import pytest
 import torch
+from torch._higher_order_ops.flex_attention import flex_attention_backward
 from torch.nn.attention.flex_attention import (
     AuxRequest,
     BlockMask,
@@ -13,36 +14,29 @@ from torch.nn.attention.flex_attention import (
     flex_attention,
     noop_mask,
 )
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from autosp.errors import AutoSPError, ShardingError
 from autosp.flex_attention import FlexAttention
+from autosp.inner import Inductor
 from autosp.runtime import block_tables
 from tests.support.dry_runs import dry_run, request_for
 from tests.support.programs import NUM_HEADS, SmallModel, assert_right, prove
 
 
 def windows_per_head(model, q, k, v):
-    """A soft cap, a learned slope per head, and a window on every other head."""
-    slopes = model.bias
+    """A soft cap, a learned slope per head, and a window on every other head of each document."""
+    slopes, document = model.bias, (model.ids > 8).cumsum(-1)
 
     def score(score, batch, head, query, key):
         return torch.tanh(score / 2) * 2 + slopes[head] * (query - key)
 
     def mask(batch, head, query, key):
-        return (query >= key) & ((query - key < 3) | (head % 2 == 0))
+        seen = (query >= key) & ((query - key < 3) | (head % 2 == 0))
+        return seen & (document[batch, query] == document[batch, key])
 
-    blocks = create_block_mask(mask, None, NUM_HEADS, q.shape[2], k.shape[2], device="cpu")
-    return flex_attention(q, k, v, score_mod=score, block_mask=blocks)
-
-
-def packed_documents(model, q, k, v):
-    document = (model.ids > 8).cumsum(-1)
-
-    def mask(batch, head, query, key):
-        return (query >= key) & (document[batch, query] == document[batch, key])
-
-    blocks = create_block_mask(mask, q.shape[0], None, q.shape[2], k.shape[2], device="cpu")
-    return flex_attention(q, k, v, block_mask=blocks, enable_gqa=True, scale=0.3)
+    blocks = create_block_mask(mask, q.shape[0], NUM_HEADS, q.shape[2], k.shape[2], device="cpu")
+    return flex_attention(q, k, v, score_mod=score, block_mask=blocks, enable_gqa=True, scale=0.3)
 
 
 def sinks(model, q, k, v):
@@ -53,7 +47,7 @@ def sinks(model, q, k, v):
 
 @pytest.mark.parametrize(
     ("attention", "options"),
-    [(windows_per_head, {}), (packed_documents, {"num_kv_heads": 4}), (sinks, {})],
+    [(windows_per_head, {"num_kv_heads": 4}), (sinks, {})],
 )
 def test_on_ranks(attention, options):
     assert_right(SmallModel(attention=attention, **options), cases=((2, 5, 3),))
@@ -87,10 +81,17 @@ def test_tables_of_blocks_are_those_of_torch(queries, keys):
     expected = create_block_mask(mask, 2, 3, queries, keys, device="cpu").as_tuple()[2:10]
     name = block_tables.name_of(torch.fx.symbolic_trace(mask))
     sizes = (2, 3, queries, keys, 128, 128)
-    for one, other in zip(
-        block_tables.BLOCK_TABLES([], name, *sizes, torch.device("cpu")), expected, strict=True
-    ):
+    with DoesNothing():
+        tables = block_tables.BLOCK_TABLES([], name, *sizes, torch.device("cpu"))
+    for one, other in zip(tables, expected, strict=True):
         assert torch.equal(one, other)
+
+
+class DoesNothing(TorchDispatchMode):
+    """Torch runs the first call of a compiled program under a mode."""
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        return func(*args, **(kwargs or {}))
 
 
 def test_long_sequences_have_larger_blocks():
@@ -149,6 +150,16 @@ def test_blocks_that_are_chosen_inside_the_forward_are_refused():
     with pytest.raises(AutoSPError, match="blocks are chosen inside the forward") as caught:
         prove(SmallModel(attention=attention), cases=((1, 6, 2),))
     assert "create_block_mask" in str(caught.value)
+
+
+def test_inductor_says_that_it_has_no_backward_for_a_cpu():
+    graph = torch.fx.Graph()
+    query = graph.placeholder("query")
+    query.meta["val"] = torch.empty(1, 2, 3, 4)
+    graph.output(graph.call_function(flex_attention_backward, (query,)))
+    with pytest.raises(AutoSPError, match="no backward of flex_attention on a CPU") as caught:
+        Inductor().prepare_joint(torch.fx.GraphModule({}, graph))
+    assert 'inner="eager"' in str(caught.value)
 
 
 class OneAttention(torch.nn.Module):

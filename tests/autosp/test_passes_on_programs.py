@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 
-from autosp.compilation import lower_to_rank
 from autosp.events import SilentRecorder
 from autosp.graph import collective_kind, local_tag
+from autosp.lowering import lower_to_rank
 from autosp.mesh import Mesh
 from autosp.oracle.check import with_captured
 from autosp.passes.drop_causal_masks import DropCausalMasks

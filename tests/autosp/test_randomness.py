@@ -10,12 +10,13 @@ import torch
 import torch.nn.functional as F
 from torch.utils.checkpoint import checkpoint
 
-from autosp.compilation import derive_graphs, lower_to_rank, saved_tensors
+from autosp.compilation import derive_graphs, saved_tensors
 from autosp.dry_run import dynamo_graph
 from autosp.errors import RandomnessError
 from autosp.events import SilentRecorder
 from autosp.findings import check_compilation
 from autosp.graph import collective_kind, shape_of, tensor_of
+from autosp.lowering import lower_to_rank
 from autosp.mesh import Mesh
 from autosp.pipeline import PassContext
 from autosp.runtime.groups import RankGroup

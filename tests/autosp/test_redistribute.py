@@ -23,7 +23,8 @@ from autosp.placement import (
     shard_dim,
 )
 from autosp.sharding.builder import ProgramBuilder, Value
-from autosp.sharding.redistribute import CannotRedistribute, redistribute
+from autosp.sharding.operation import CannotRedistribute
+from autosp.sharding.redistribute import redistribute
 
 SHAPE = (2, 6, 12)
 

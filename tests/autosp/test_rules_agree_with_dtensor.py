@@ -25,8 +25,8 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from autosp.mesh import Mesh
 from autosp.placement import REPLICATE, Partial, Shard, local_shape, shard_dim
 from autosp.sharding.builder import ProgramBuilder, Value
-from autosp.sharding.operation import NoRule, Operation
-from autosp.sharding.redistribute import CannotRedistribute, redistribute
+from autosp.sharding.operation import CannotRedistribute, NoRule, Operation
+from autosp.sharding.redistribute import redistribute
 from autosp.sharding.rules import rule_for
 
 aten = torch.ops.aten
@@ -43,8 +43,8 @@ class T:
     high: int = 2
 
     def make(self) -> torch.Tensor:
-        if self.dtype.is_floating_point:
-            return torch.rand(self.shape) + 0.5
+        if self.dtype.is_floating_point or self.dtype.is_complex:
+            return (torch.rand(self.shape) + 0.5).to(self.dtype)
         return torch.randint(0, self.high, self.shape).to(self.dtype)
 
 
@@ -72,11 +72,15 @@ X = T((4, 8, 6))
 MASK = T((4, 8, 6), torch.bool)
 IDS = T((4, 8), torch.long, 4)
 
+PLACES = T((4, 8, 6), torch.long, 6)
+COMPLEX = T((4, 8, 6), torch.complex64)
+
 MEAN = ("P(sum)", "a sum of shares of the mean, so that padding rows are left out")
 TAIL = ("S(1)", "the blocks stay where they are and the rows that are dropped become padding")
 MIRRORS = "blocks change places with their mirror images; nothing is gathered"
 MOVES = "rows that change ranks move to their neighbour; nothing is gathered"
 STATISTICS = "only statistics of the rows are exchanged; nothing is gathered"
+WRITES = "each rank writes the rows that it holds; the target is not gathered"
 OWNER = "the rank that owns a row contributes it, the others zero"
 
 CASES = (
@@ -135,6 +139,31 @@ CASES = (
     Case(aten.linalg_vector_norm.default, (X, 2, [2]), gathers=(2,)),
     Case(aten.topk.default, (X, 2, 2)),
     Case(aten.sort.default, (X, 2)),
+    Case(aten.kthvalue.default, (X, 2, 2)),
+    Case(aten.cummax.default, (X, 1), differs=((1, ("S(1)", STATISTICS)),)),
+    Case(aten.cumprod.default, (X, 1), differs=((1, ("S(1)", STATISTICS)),)),
+    Case(aten.logcumsumexp.default, (X, 1), differs=((1, ("S(1)", STATISTICS)),)),
+    Case(aten.view_as_real.default, (COMPLEX,)),
+    Case(aten.view_as_complex.default, (T((4, 8, 2)),), gathers=(2,)),
+    Case(aten.prelu.default, (X, T((1,)))),
+    Case(aten.bucketize.Tensor, (X, T((3,)))),
+    Case(
+        aten.index_put.default,
+        (X, [T((2,), torch.long)], T((2, 8, 6))),
+        differs=((0, ("S(0)", WRITES)),),
+    ),
+    Case(aten.scatter.src, (X, 2, PLACES, X), together=True, differs=((2, ("S(2)", WRITES)),)),
+    Case(
+        aten.scatter_add.default, (X, 2, PLACES, X), together=True, differs=((2, ("S(2)", WRITES)),)
+    ),
+    Case(
+        aten.index_add.default, (X, 1, T((8,), torch.long, 8), X), differs=((1, ("S(1)", WRITES)),)
+    ),
+    Case(
+        aten.index_fill.int_Scalar,
+        (X, 1, T((2,), torch.long, 8), 0.5),
+        differs=((1, ("S(1)", WRITES)),),
+    ),
     Case(aten.flip.default, (X, [2]), differs=((2, ("S(2)", MIRRORS)),)),
     Case(aten.embedding.default, (T((10, 6)), IDS), cut=1),
     Case(

@@ -136,3 +136,11 @@ def test_a_sequence_and_its_head_are_gathered_each_for_itself():
         return x.amax(1).sin(), x[:, :-1].amax(1).sin(), x[:, :-2].amax(1).cos(), x.cumsum(1)
 
     assert_right(SmallModel(after=body), max_fallbacks=4)
+
+
+def test_a_cache_that_is_empty_before_the_first_token_is_joined_for_nothing():
+    def body(model, x):
+        before = torch.empty(0, dtype=x.dtype)
+        return torch.cat([before, x], 1).sin(), torch.cat([before, x.cos(), before], -2)
+
+    assert_right(SmallModel(after=body), cases=((2, 5, 3),))

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 import torch.nn.functional as F
+from transformers import MixtralConfig, MixtralForCausalLM
 
+from autosp.dry_run import dry_run
+from autosp.errors import AutoSPError, GraphBreakError
 from autosp.graph import local_tag
 from autosp.mesh import Mesh
+from autosp.oracle import check_module
 from autosp.oracle.check import with_captured
 from autosp.pipeline import PassContext
 from autosp.sharding.propagate import shard
+from tests.support.dry_runs import request_for
 from tests.support.programs import WIDTH, SmallModel, assert_right, prove, tokens
 
 NUM_EXPERTS = 4
@@ -93,3 +99,47 @@ def test_rows_in_the_order_of_a_rank_have_no_placement():
     assert placements["tanh"] == [(None, None)]
     assert all(placement is None for placement, _ in placements["sort"])
     assert placements["topk"] and all(placement for placement, _ in placements["topk"][1:])
+
+
+def test_a_loop_over_experts_is_refused_with_the_way_out():
+    def loop(model, x):
+        rows = x.flatten(0, 1)
+        ids, weights = routed(model, x)
+        expert_mask, y = F.one_hot(ids, NUM_EXPERTS).permute(2, 1, 0), torch.zeros_like(rows)
+        for expert in range(NUM_EXPERTS):
+            place, token = torch.where(expert_mask[expert])
+            y.index_add_(0, token, rows[token].tanh() * weights[token, place, None])
+        return y.view(x.shape)
+
+    with pytest.raises(AutoSPError, match="depends on data") as refused:
+        prove(SmallModel(after=loop))
+    assert "test_token_regions.py" in str(refused.value)
+    assert "grouped_mm" in str(refused.value)
+
+
+@pytest.mark.parametrize("allow_breaks", [False, True])
+def test_experts_of_a_library_in_a_loop_are_refused_with_the_way_out(allow_breaks):
+    request = request_for(mixtral, sp=2, seq=8, allow_breaks=allow_breaks)
+    with pytest.raises(GraphBreakError) as refused:
+        dry_run(request)
+    assert "modeling_mixtral.py:" in str(refused.value)
+    assert 'experts_implementation="grouped_mm"' in str(refused.value)
+    assert "\n" not in str(refused.value)
+
+
+def mixtral(experts="eager"):
+    config = MixtralConfig(
+        vocab_size=17, hidden_size=16, intermediate_size=24, num_hidden_layers=1,
+        num_attention_heads=4, num_key_value_heads=2, num_local_experts=NUM_EXPERTS,
+        attn_implementation="sdpa", experts_implementation=experts,
+    )  # fmt: skip
+    return MixtralForCausalLM(config)
+
+
+def test_experts_whose_weights_are_looked_up_for_every_token_are_right():
+    """And with a cache of keys and values, which begins as an empty vector."""
+    ids, labels = tokens(2, 7)
+    inputs = {"input_ids": ids, "labels": labels, "use_cache": True}
+    report = check_module(mixtral("batched_mm").double(), (), inputs, num_ranks=2)
+    assert report.ok, report.first_wrong
+    assert report.num_fallbacks == 0

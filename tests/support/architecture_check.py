@@ -18,26 +18,28 @@ from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 from torch.fx.node import map_aggregate
 
 from autosp.capture import CapturedProgram
-from autosp.compilation import compiled_step, derive_graphs, lower_captured, unprinted_graphs
-from autosp.dry_run import data_dependent, graph_break, quiet_loggers, rarely_collected
+from autosp.compilation import compiled_step, derive_graphs, unprinted_graphs
+from autosp.dry_run import quiet_loggers, rarely_collected
 from autosp.errors import AutoSPError
 from autosp.estimate import estimate_step
 from autosp.graph import collective_kind, local_tag, module_path, output_node, tensor_of
 from autosp.loss_of import LossOfOutput
+from autosp.lowering import lower_captured
 from autosp.mesh import Mesh
 from autosp.oracle import OracleReport, check_program
 from autosp.oracle.check import with_captured
 from autosp.oracle.compare import difference, largest
 from autosp.oracle.lockstep import run_whole
 from autosp.pipeline import PassContext
+from autosp.torch_refusals import data_dependent, graph_break
 from tests.support.architectures import ARCHITECTURES, Architecture, Verdict
 
 BATCH = 2
 LENGTH = 45
 """Neither 2 nor 4 divides it."""
 RANKS = (2, 4)
-FILLS = ("last", "first")
-"""How padding rows are filled, on the first and the second number of ranks."""
+FILLS = {2: "last", 4: "first"}
+"""Number of ranks -> how padding rows are filled."""
 EXACT = 1e-12
 """Of a gradient, relative to its own largest magnitude (see the oracle's report)."""
 LOSS_ERROR = 1e-6
@@ -76,18 +78,18 @@ class OwnLoss(nn.Module):
 
 
 @cache
-def outcome_of(name: str) -> Outcome:
+def outcome_of(name: str, ranks: tuple[int, ...] = RANKS) -> Outcome:
     """The outcome for the architecture of that name, found once."""
-    return judge(next(row for row in ARCHITECTURES if row.name == name))
+    return judge(next(row for row in ARCHITECTURES if row.name == name), ranks)
 
 
-def judge(architecture: Architecture) -> Outcome:
+def judge(architecture: Architecture, ranks: Sequence[int] = RANKS) -> Outcome:
     """Capture the architecture as the compiler does, prove it, and measure its shards."""
     module = OwnLoss(architecture.build())
     outcomes: list[Outcome] = []
 
     def check(captured: CapturedProgram, inputs: Sequence[Any]) -> None:
-        outcomes.append(_judge_captured(captured, inputs))
+        outcomes.append(_judge_captured(captured, inputs, ranks))
 
     try:
         with quiet_loggers(), rarely_collected(), unprinted_graphs():
@@ -101,35 +103,39 @@ def judge(architecture: Architecture) -> Outcome:
     return outcomes[0]
 
 
-def _judge_captured(captured: CapturedProgram, inputs: Sequence[Any]) -> Outcome:
-    reports, error = _prove(captured, inputs)
+def _judge_captured(
+    captured: CapturedProgram, inputs: Sequence[Any], ranks: Sequence[int]
+) -> Outcome:
+    reports, error = _prove(captured, inputs, ranks)
     noise = None
     if error > EXACT and _computes_in_float32(captured):
         noise = reordered_batch_noise(captured, inputs)
         if error > NOISE_FACTOR * noise:
-            reports, error = _prove_wide(captured, inputs)
+            reports, error = _prove_wide(captured, inputs, ranks)
     wrong = _what_is_wrong(reports, error, noise)
     if wrong:
         return Outcome("wrong", wrong, gradient_error=error, noise=noise)
     return _measure(captured, error, noise)
 
 
-def _prove(captured: CapturedProgram, inputs: Sequence[Any]) -> tuple[list[OracleReport], float]:
+def _prove(
+    captured: CapturedProgram, inputs: Sequence[Any], ranks: Sequence[int]
+) -> tuple[list[OracleReport], float]:
     reports = [
         check_program(
             captured.program,
             inputs,
             num_ranks=num_ranks,
             captured=captured,
-            fills=(fill,),
+            fills=(FILLS[num_ranks],),
         )
-        for num_ranks, fill in zip(RANKS, FILLS, strict=True)
+        for num_ranks in ranks
     ]
     return reports, max(report.gradient_error for report in reports)
 
 
 def _prove_wide(
-    captured: CapturedProgram, inputs: Sequence[Any]
+    captured: CapturedProgram, inputs: Sequence[Any], ranks: Sequence[int]
 ) -> tuple[list[OracleReport], float]:
     """The proof for the same program with float64 where it asks for float32.
 
@@ -146,7 +152,7 @@ def _prove_wide(
                 (node.args, node.kwargs), lambda a: a.meta.get("val") if isinstance(a, Node) else a
             )
             node.meta["val"] = node.target(*args, **kwargs)
-    return _prove(replace(captured, program=GraphModule(captured.program, graph)), inputs)
+    return _prove(replace(captured, program=GraphModule(captured.program, graph)), inputs, ranks)
 
 
 def _widened(argument: Any) -> Any:

@@ -278,9 +278,7 @@ ARCHITECTURES: tuple[Architecture, ...] = (
         attention="eager",
         dtype=torch.float32,
     ),
-    Architecture(
-        "DeepSeek V2", "deepseek_v2", {**EXPERTS, **MLA}, verdict="correct but replicated"
-    ),
+    Architecture("DeepSeek V2", "deepseek_v2", {**EXPERTS, **MLA}),
     Architecture("DeepSeek V3", "deepseek_v3", {**EXPERTS, **MLA}),
     Architecture("Mixtral", "mixtral", {**GQA, **EXPERTS}),
     Architecture("Qwen3-MoE", "qwen3_moe", {**GQA, **EXPERTS, "head_dim": 16}),

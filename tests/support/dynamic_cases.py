@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import autosp
+from tests.support import custom_functions as functions
 from tests.support.gloo_cases import gradients_of, largest_difference, sample
 from tests.support.programs import VOCABULARY, WIDTH, SmallModel, tokens
 
@@ -25,6 +26,8 @@ BODIES = {
     "product of tokens": SmallModel(after=lambda m, x: x.mT @ x),
     "positions": SmallModel(before=lambda m, x: x + m.positions[:, : x.shape[1]]),
     "assigned": SmallModel(after=lambda m, x: assigned(x)),
+    "written by index": SmallModel(after=lambda m, x: written_by_index(m, x)),
+    "own backward": SmallModel(after=functions.BODIES["own_attention"]),
     "dropout": SmallModel(after=lambda m, x: F.dropout(x, 0.3)),
     "explicit mask": SmallModel(attention=lambda m, q, k, v: masked(m, q, k, v, torch.tril)),
     "window": SmallModel(attention=lambda m, q, k, v: masked(m, q, k, v, window)),
@@ -39,6 +42,13 @@ def assigned(x: Tensor) -> Tensor:
     y = x.clone()
     y[:, 1:3] = 0.5
     return y
+
+
+def written_by_index(model: SmallModel, x: Tensor) -> Tensor:
+    rows = x.index_put((torch.arange(len(x))[:, None], torch.tensor([[0, 3]])), model.bias)
+    places = (model.ids % x.shape[1])[..., None].expand_as(x)
+    largest = rows.scatter_add(1, places, x).cummax(1)
+    return largest.values.sin() * largest.indices
 
 
 def window(mask: Tensor) -> Tensor:
@@ -151,6 +161,17 @@ def parts_of_every_length() -> dict[str, float]:
         autosp.average_gradients(model.parameters())
         errors[f"loss {length}"] = abs(float((loss - expected).detach()))
         errors[f"gradients {length}"] = largest_difference(reference, gradients_of(model))
+    return errors
+
+
+def function_of_every_length() -> dict[str, float]:
+    """A custom function, whose backward gathers, and the loss after it."""
+    model = SmallModel(after=functions.BODIES["mixing"], loss=shifted_loss)
+    compiled = autosp.compile(model, inner="eager", dynamic=True)
+    errors = {}
+    for length in (12, 9, 14):
+        with torch._dynamo.config.patch(error_on_recompile=bool(errors)):
+            errors |= _errors(model, compiled, tokens(2, length), {}, str(length))
     return errors
 
 

@@ -7,6 +7,7 @@ plain numbers on rank 0; the tests judge them.
 from __future__ import annotations
 
 import importlib.util
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
@@ -48,6 +49,7 @@ def sample_model(name: str, **options: Any) -> torch.nn.Module:
     specification = importlib.util.spec_from_file_location(name, SAMPLES / f"{name}.py")
     assert specification is not None and specification.loader is not None
     module = importlib.util.module_from_spec(specification)
+    sys.modules[name] = module  # dynamo looks up there what an inner module's code refers to
     specification.loader.exec_module(module)
     model: torch.nn.Module = module.build(**options)
     return model

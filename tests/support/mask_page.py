@@ -34,8 +34,8 @@ PAGE = Path(__file__).parents[2] / "docs" / "masks.md"
 
 BATCH, LENGTH = 2, 13
 FORMS: dict[str, tuple[AttentionChoice, tuple[int, ...]]] = {
-    "Ulysses": ("ulysses", (2, 3, 4)),
-    "ring": ("ring", (2, 3, 4)),
+    "Ulysses": ("ulysses", (2, 4)),
+    "ring": ("ring", (2, 4)),
     "Ulysses x ring": ("hybrid", (4, 8)),
 }
 """Column -> how it is asked for, and on how many ranks it is proved."""

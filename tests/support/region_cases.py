@@ -21,7 +21,7 @@ from tests.support.gloo_cases import (
     verification,
 )
 from tests.support.programs import SmallModel
-from tests.support.wrapped import Adapted, PartlyInHalf, Tied
+from tests.support.wrapped import Adapted, PartlyInHalf, Tied, peft_adapters
 
 
 def decoder(call: Call, *, length: int, dropout: float = 0.0) -> Subject:
@@ -59,13 +59,21 @@ def wrapped(kind: Callable[..., Decoder]) -> Case:
     return verification(partial(_wrapped, kind), ranks=2)
 
 
+def adapted_by_peft() -> Subject:
+    subject = gloo_cases.sample("llama", batch=2, length=15, dtype="float64")
+    return Subject(peft_adapters(subject.module), kwargs=subject.kwargs)
+
+
 def _wrapped(kind: Callable[..., Decoder]) -> Subject:
     torch.manual_seed(0)
     ids, labels = tokens(2, 9)
     return Subject(kind(dtype=torch.float64), kwargs={"input_ids": ids, "labels": labels})
 
 
-WRAPPED: dict[str, Case] = {kind.__name__: wrapped(kind) for kind in (Adapted, Tied)}
+WRAPPED: dict[str, Case] = {
+    **{kind.__name__: wrapped(kind) for kind in (Adapted, Tied)},
+    "adapted by peft": verification(adapted_by_peft, ranks=2),
+}
 
 
 def under_autocast(kind: Callable[..., Decoder], *, around: bool, inner: str = "eager") -> Case:

@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+from peft import LoraConfig, get_peft_model
 from torch import Tensor, nn
 
 from tests.support.checkpointed import VOCABULARY, Decoder, plainly
@@ -75,3 +76,17 @@ class PartlyInHalf(Decoder):
         with torch.autocast("cpu", torch.bfloat16):
             logits = self.head(x)
         return F.cross_entropy(logits.float().view(-1, VOCABULARY), labels.view(-1))
+
+
+def peft_adapters(sample: nn.Module, *, dropout: float = 0.0) -> nn.Module:
+    """The sample llama as the peft library wraps it; the head is trained as a whole."""
+    options = LoraConfig(
+        r=4, lora_alpha=8, lora_dropout=dropout, target_modules=["wq", "wv", "w2"],
+        modules_to_save=["output"],
+    )  # fmt: skip
+    model: nn.Module = get_peft_model(sample, options).to(torch.float64)
+    generator = torch.Generator().manual_seed(3)
+    for name, parameter in model.named_parameters():
+        if "lora_B" in name:  # zero at first: what flows into lora_A would be nothing
+            parameter.data.normal_(generator=generator)
+    return model

@@ -94,7 +94,7 @@ def inputs_from_signature(module: nn.Module, *, batch: int, seq: int, where: str
     Raises:
         TargetError: ``forward`` needs something that is not made from tokens.
     """
-    parameters = inspect.signature(module.forward).parameters
+    parameters = inspect.signature(_documented(module).forward).parameters
     vocabulary = vocabulary_size(module)
     kwargs: dict[str, Tensor] = {}
     unknown: list[str] = []
@@ -138,6 +138,15 @@ def ignore_labels(inputs: Inputs, *, num_shards: int) -> None:
         labels[:, shard * (num_shards - 1) :] = IGNORED_LABEL
         for border in range(shard, labels.shape[1], shard):
             labels[0, max(border - 2, 0) : border + 2] = IGNORED_LABEL
+
+
+def _documented(module: nn.Module) -> nn.Module:
+    """The module whose ``forward`` names its parameters: peft's wrapper passes all of them on."""
+    inner = getattr(module, "get_base_model", None)
+    kinds = {p.kind for p in inspect.signature(module.forward).parameters.values()}
+    passes_all_on = kinds <= {inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD}
+    base = inner() if callable(inner) and passes_all_on else module
+    return base if isinstance(base, nn.Module) else module
 
 
 def _made_for(
