@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from autosp.compilation import RankCompilation, compiled_step
+from autosp.compilation import compiled_step
 from autosp.estimate import estimate_step
 from autosp.events import RunStarted
+from autosp.lowering import RankCompilation
 from autosp.measurements import MeasureRequest
 from autosp.pipeline import PassContext
 
