@@ -30,7 +30,8 @@ SORT_TOKENS = (
     "multiply them by torch.nn.functional.grouped_mm"
 )
 
-_CAUSE = re.compile(r"Caused by: (?P<code>.*?)\s+# (?P<where>\S+) in")
+_CAUSE = re.compile(r"Caused by: (?P<code>.*?)\s+# \S+ in")
+_FRAME = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+), in (?P<function>\S+)')
 
 
 def hint_for(code: str, otherwise: str) -> str:
@@ -44,9 +45,15 @@ def data_dependent(why: Exception) -> GraphBreakError:
     code = found["code"] if found else ""
     return GraphBreakError(
         "a shape or a branch depends on the values of a tensor" + (f" ({code})" if code else ""),
-        where=found["where"] if found else "",
+        where=_last_user_line(str(why)),
         hint=hint_for(code, COMPUTE_WITH_TENSORS),
     )
+
+
+def _last_user_line(message: str) -> str:
+    """The innermost line of the user's program that a message of torch's lists."""
+    frames = [frame for frame in _FRAME.finditer(message) if is_user_file(frame["file"])]
+    return "{file}:{line} in {function}".format(**frames[-1].groupdict()) if frames else ""
 
 
 def unknown_shape(why: Exception) -> GraphBreakError:

@@ -214,7 +214,7 @@ _LANGUAGE_MODEL = """
         ("x = self.logits(input_ids).mean(); return x * x.item()", ["model.py:17", "(.item())"]),
         (
             "x = self.logits(input_ids).mean(); return x * 2 if x.item() > 3 else x",
-            ["model.py:17", "reads the value of a tensor"],
+            ["/model.py:17 in forward", "depends on the values of a tensor"],
         ),
         ("return self.logits(input_ids)[input_ids > 3]", ["model.py:17", "depends on data"]),
     ],
