@@ -7,4 +7,5 @@ root=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 cd "$root"
 # The tests start several processes each with its own threads: one thread each is fastest.
 export OMP_NUM_THREADS=${OMP_NUM_THREADS:-1}
-exec .venv/bin/python -m pytest --numprocesses "${AUTOSP_TEST_PROCESSES:-2}" --dist loadfile "$@"
+exec .venv/bin/python -m pytest --numprocesses "${AUTOSP_TEST_PROCESSES:-2}" --dist loadfile \
+    --no-loadscope-reorder "$@"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 
+import pytest
 from hypothesis import settings
 
 # Before torch is imported: the tests share a few cores, and some start processes.
@@ -20,3 +21,25 @@ def pytest_configure() -> None:
     from autosp.verification_processes import PRELOADED
 
     PRELOADED.append("transformers.models.llama.modeling_llama")
+
+
+SLOWEST = (
+    "test_architectures.py",
+    "test_generated_programs.py",
+    "test_verification_gloo.py",
+    "test_ring_gloo.py",
+    "test_regions_gloo.py",
+    "test_randomness_gloo.py",
+    "test_cli_dry_run.py",
+    "test_dynamic_lengths.py",
+    "test_deepspeed_gloo.py",
+    "test_architectures_on_ranks.py",
+    "test_custom_functions.py",
+)
+"""Files that go first: started last, they would keep one process busy when all others are done."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Files in the order of :data:`SLOWEST`, the others as they are."""
+    order = {name: place for place, name in enumerate(SLOWEST)}
+    items.sort(key=lambda item: order.get(item.path.name, len(SLOWEST)))
