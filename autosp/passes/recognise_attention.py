@@ -233,6 +233,8 @@ def _check_operands(product: Node, scores: Node, softmax: Node) -> None:
         raise _Other
     if probabilities.dtype.itemsize < raw.dtype.itemsize or key.dtype != query.dtype:
         raise _Other
+    if same_size(query.shape[-2], 1):
+        raise _Other  # one query for all tokens: sums over the sequence, nothing is exchanged
     if not same_size(query.shape[-2], probabilities.shape[-2]):
         raise _Other
 
