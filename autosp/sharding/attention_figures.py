@@ -8,7 +8,13 @@ from typing import Any
 from autosp.placement import BlockOrder, Shard
 from autosp.ring_schedule import RingSchedule
 from autosp.runtime.masked_attention import MASKED_ATTENTION
-from autosp.sharding.attention_plan import ATTENTION, HEAD_DIM, SEQUENCE_DIM, SitePlan
+from autosp.sharding.attention_plan import (
+    ATTENTION,
+    HEAD_DIM,
+    SEQUENCE_DIM,
+    SitePlan,
+    is_causal,
+)
 from autosp.sharding.masked import mask_density, tile_densities
 from autosp.sharding.operation import Operation
 from autosp.sizes import example, examples
@@ -21,7 +27,7 @@ def ulysses_figures(op: Operation, plan: SitePlan) -> dict[str, Any]:
     """Every rank has some heads and the whole sequence: one step, the same on all."""
     length, key_length = _lengths(op)
     pairs = round(_part_left(op) * length * key_length)
-    if _is_causal(op):
+    if is_causal(op.node):
         pairs = length * (length + 1) // 2
     return _figures(op, plan, [[pairs]], length, key_length) | {"tokens": [length]}
 
@@ -41,8 +47,7 @@ def ring_figures(
     figures["tokens"] = _tokens(cut, schedule.size)
     if schedule.is_causal and _can_be_reordered(schedule):
         order = other_order(schedule)
-        other = (replace(each, order=order) for each in (cut, key_cut))
-        other_cut, other_key_cut = other
+        other_cut, other_key_cut = (replace(each, order=order) for each in (cut, key_cut))
         figures["other_order"] = order
         figures["other_work"] = work_by_step(op, schedule.in_order(order), other_cut, other_key_cut)
         figures["other_tokens"] = _tokens(other_cut, schedule.size)
@@ -116,10 +121,6 @@ def _tokens(cut: Shard, num_ranks: int) -> list[int]:
     return [cut.num_valid(rank, num_ranks) for rank in range(num_ranks)]
 
 
-def _is_causal(op: Operation) -> bool:
-    return op.target in ATTENTION and bool(op.argument(5, "is_causal", False))
-
-
 def _part_left(op: Operation) -> float:
     if op.target is not MASKED_ATTENTION:
         return 1.0
@@ -132,6 +133,6 @@ def _mask_text(op: Operation) -> str:
         return str(op.kwargs["predicate"])
     if op.target not in ATTENTION:
         return "a function of scores and positions"
-    if _is_causal(op):
+    if is_causal(op.node):
         return "causal"
     return "none" if op.argument(3, "attn_mask") is None else "a tensor"
